@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Static checks: lint, format, types, layers. All of them run even if one fails.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+bin=.venv/bin
+failed=()
+run() {
+    printf '\n\033[1m== %s\033[0m\n' "$1"
+    shift
+    "$@" || failed+=("$*")
+}
+run "lint" $bin/ruff check .
+run "format" $bin/ruff format --check .
+run "types" $bin/basedpyright --pythonpath $bin/python
+run "layers" $bin/lint-imports --no-logo
+for command in "${failed[@]}"; do echo "failed: $command" >&2; done
+exit $((${#failed[@]} > 0))

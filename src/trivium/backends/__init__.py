@@ -1,0 +1,1 @@
+"""What can answer a request: one interface (`base`), implementations loaded by name (`registry`)."""

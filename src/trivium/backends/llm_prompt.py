@@ -1,0 +1,147 @@
+"""From a request to prompt tokens: template, tokenizer, truncation and length checks; long texts off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from trivium.backends.base import ChatPrompt
+from trivium.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
+from trivium.text import ChatTemplate, Tokenizer
+from trivium.types import GenerateRequest, check_token_ids
+
+T = TypeVar("T")
+
+INLINE_CHARS: Final = 4096
+"""Shorter texts are tokenized where they are: a thread's hand-over costs as much."""
+NUM_THREADS: Final = 4
+
+
+@dataclass(frozen=True)
+class Prompt:
+    token_ids: list[int]
+    text: str | None
+    """As it was tokenized; None for prompts given as token ids."""
+
+
+class Prompter:
+    """Knows the tokenizer (None: token ids only) and the chat template (None: the model has none) of one model."""
+
+    def __init__(self, tokenizer: Tokenizer | None, template: ChatTemplate | None, *, max_model_len: int, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
+
+    async def prompt(self, request: GenerateRequest) -> Prompt:
+        """Raises `InvalidRequest`, `PromptTooLong` or `UnsupportedFeature` with the field at fault."""
+        kept = self._num_kept(request)
+        limit = None if kept is not None else self._max_model_len
+        if request.prompt_token_ids is not None:
+            prompt = Prompt(request.prompt_token_ids if kept is None else request.prompt_token_ids[-kept:], None)
+        elif request.messages is not None:
+            prompt = await self.chat(_chat_prompt(request), max_tokens=limit)
+        else:
+            assert request.prompt is not None, "a request without a prompt"
+            prompt = await self.text(request.prompt, add_special_tokens=request.add_special_tokens, max_tokens=limit)
+        if kept is not None:
+            prompt = Prompt(prompt.token_ids[-kept:], prompt.text)
+        self._check_length(prompt, "prompt" if request.messages is None else "messages")
+        if request.prompt_token_ids is not None:
+            self._check_ids("prompt", prompt.token_ids)
+        return prompt
+
+    async def text(self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None) -> Prompt:
+        tokenizer = self.tokenizer("prompt")
+        encode = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
+        return Prompt(await self._run(encode, len(text)), text)
+
+    async def chat(self, prompt: ChatPrompt, *, max_tokens: int | None = None) -> Prompt:
+        tokenizer = self.tokenizer("messages")
+        template = self._template
+        if template is None and prompt.chat_template is None:
+            raise UnsupportedFeature("This model has no chat template; set one with --chat-template, or use completions.", param="messages")
+        # Templates are rendered by another process, which is waited for.
+        return await self._run(partial(_render, template, tokenizer, prompt, max_tokens), INLINE_CHARS)
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        self._check_ids("tokens", token_ids)
+        tokenizer = self.tokenizer("tokens")
+        return await self._run(partial(tokenizer.decode, token_ids, skip_special_tokens=False), len(token_ids))
+
+    def tokenizer(self, param: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise UnsupportedFeature("This server runs without a tokenizer (--skip-tokenizer-init): only token ids go in and out.", param=param)
+        return self._tokenizer
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, function: Callable[[], T], size: int) -> T:
+        if size < INLINE_CHARS:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    def _num_kept(self, request: GenerateRequest) -> int | None:
+        kept = request.truncate_prompt_tokens
+        if kept is None:
+            return None
+        if kept == -1:
+            return max(1, self._max_model_len - max(1, request.params.max_tokens or 1))
+        if not 1 <= kept <= self._max_model_len:
+            message = f"truncate_prompt_tokens must be -1 or from 1 to {self._max_model_len}, got {kept}."
+            raise InvalidRequest(message, param="truncate_prompt_tokens")
+        return kept
+
+    def _check_ids(self, name: str, token_ids: list[int]) -> None:
+        # Two passes in C; the loop that finds the culprit runs only when there is one.
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            check_token_ids(name, token_ids, self._vocab_size)
+
+    def _check_length(self, prompt: Prompt, param: str) -> None:
+        length = len(prompt.token_ids)
+        if length == 0:
+            raise InvalidRequest("The prompt has no tokens.", param=param)
+        if length >= self._max_model_len:
+            message = f"The prompt has {length} tokens, but the context holds {self._max_model_len} and the answer needs at least one."
+            raise PromptTooLong(message, param=param)
+
+
+def _chat_prompt(request: GenerateRequest) -> ChatPrompt:
+    assert request.messages is not None
+    return ChatPrompt(
+        messages=request.messages,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        add_special_tokens=request.add_special_tokens,
+        chat_template=request.chat_template,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+
+
+def _render(template: ChatTemplate | None, tokenizer: Tokenizer, prompt: ChatPrompt, max_tokens: int | None) -> Prompt:
+    """The conversation as text, then as tokens. Templates write the special tokens themselves."""
+    if prompt.chat_template is None:
+        assert template is not None
+        text = _text(template, prompt)
+    else:
+        own = ChatTemplate.for_tokenizer(prompt.chat_template, tokenizer)
+        try:
+            text = _text(own, prompt)
+        finally:
+            own.close()
+    return Prompt(tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens, max_tokens=max_tokens), text)
+
+
+def _text(template: ChatTemplate, prompt: ChatPrompt) -> str:
+    return template.render(
+        prompt.messages,
+        add_generation_prompt=prompt.add_generation_prompt,
+        continue_final_message=prompt.continue_final_message,
+        kwargs=prompt.chat_template_kwargs,
+    )

@@ -1,0 +1,82 @@
+"""`trivium chat` (and `run`): talk to a model, or pipe one prompt through it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from trivium import log
+from trivium.cli.conversation import SAMPLING, Conversation, parse_sampling, talk
+from trivium.cli.options import CONTEXT, SettingsCommand, resolve_options, setting_options
+from trivium.cli.remote import RemoteTalker, Talker
+from trivium.config import EngineConfig
+from trivium.errors import ConfigError
+
+OFFERED = ("temperature", "top_p", "top_k", "max_tokens", "seed", "repetition_penalty")
+"""Sampling parameters with a flag; `/set` knows more."""
+
+
+def _sampling_options(function: Any) -> Any:
+    for name in reversed(OFFERED):
+        flag = "--sampling-seed" if name == "seed" else "--" + name.replace("_", "-")
+        function = click.option(f"sampling_{name}", flag, metavar=SAMPLING[name].__name__, help=f"Sampling parameter {name}.")(function)
+    return function
+
+
+@click.command(name="chat", cls=SettingsCommand, context_settings=CONTEXT)
+@click.argument("model", default="")
+@click.argument("prompt", default="")
+@click.option("--url", help="Talk to the server at URL instead of starting an engine.")
+@click.option("--key", "key", metavar="KEY", help="API key for --url.")
+@click.option("--system", metavar="TEXT", help="System message.")
+@_sampling_options
+@setting_options(EngineConfig, leave_out=("model",))
+def command(*, model: str, prompt: str, url: str | None, key: str | None, system: str | None, **options: Any) -> None:
+    """Talk to MODEL (default: the packaged one, or the server's first); /help lists what can be said besides.
+
+    With PROMPT, or when standard input is no terminal: one answer on standard output, nothing else.
+    """
+    sampling = {name: parse_sampling(name, text) for name in OFFERED if (text := options.pop(f"sampling_{name}")) is not None}
+    question = _question(prompt)
+    if question == "":
+        raise ConfigError("standard input is empty: nothing to answer")
+    talker = _talker(model, url, key, options)
+    try:
+        conversation = Conversation(talker, system=system, sampling=sampling, out=sys.stdout)
+        if question is not None:
+            conversation.say(question)
+            return
+        click.echo(f"{log.escape(talker.model)}. /help lists commands, Ctrl-D leaves.", err=True)
+        _with_line_editing()
+        talk(conversation, read=input, warn=lambda text: click.echo(text, err=True))
+    finally:
+        talker.close()
+
+
+def _question(prompt: str) -> str | None:
+    """The one prompt to answer: PROMPT, standard input, or both; None for a conversation."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return prompt or None
+    return "\n\n".join(part for part in (prompt, sys.stdin.read().strip()) if part)
+
+
+def _talker(model: str, url: str | None, key: str | None, options: dict[str, Any]) -> Talker:
+    if url is not None:
+        given = [name for name, value in options.items() if value not in (None, ())]
+        if given:
+            raise ConfigError(f"{', '.join(given)}: engine settings have no effect with --url", param=given[0])
+        return RemoteTalker(url, model=model, api_key=key)
+    from trivium.cli.local import LocalTalker
+
+    return LocalTalker(resolve_options(EngineConfig, options, model=model or None).config)
+
+
+def _with_line_editing() -> None:
+    """Arrow keys and history for `input`, where Python has readline."""
+    try:
+        importlib.import_module("readline")
+    except ImportError:
+        return

@@ -1,0 +1,94 @@
+"""`trivium serve [MODEL]`: the port first, then the model, then a block that says how to use it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+import uvloop
+
+from trivium import env, log
+from trivium.cli.loading import load_backend, served_names
+from trivium.cli.options import CONTEXT, SettingsCommand, resolve_options, setting_options
+from trivium.cli.ready import ready_block
+from trivium.cli.terminal import Steps
+from trivium.config import ServerConfig
+from trivium.errors import ConfigError
+from trivium.frontends.app import create_app
+from trivium.frontends.server import bind, port_of, serve
+from trivium.metrics.instruments import Registry
+from trivium.repository.manager import ModelManager
+from trivium.service import InferenceService, ServiceLimits
+
+logger = logging.getLogger(__name__)
+
+
+@click.command(name="serve", cls=SettingsCommand, context_settings=CONTEXT)
+@click.argument("model_argument", metavar="[MODEL]", default="")
+@setting_options(ServerConfig)
+def command(*, model_argument: str, **options: Any) -> int:
+    """Serve MODEL over the OpenAI API: a folder, a .gguf file or a hub name; without it, the packaged model.
+
+    Every flag is also a TRIVIUM_* variable and a line of a --config file; `trivium config show --origin` tells which one counts.
+    """
+    if model_argument and options["model"] not in (None, model_argument):
+        raise ConfigError(f"Two models were named: {model_argument} and --model {options['model']}.", param="model")
+    config = resolve_options(ServerConfig, options, model=model_argument or options["model"]).config
+    log.setup()
+    log.register_secrets([*config.http.api_key, env.get("HF_TOKEN") or ""])
+    sock = bind(config.http)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run(config, sock))
+
+
+async def run(config: ServerConfig, sock: socket.socket) -> int:
+    """Listen at once (readiness false, requests answered with 503) and load meanwhile. Returns the exit code.
+
+    Raises what the model failed to load with.
+    """
+    started = time.monotonic()
+    manager = ModelManager()
+    names = served_names(config.engine.model)
+    manager.expect(names)
+    service = InferenceService(manager, limits=_limits(config), registry=Registry())
+    server = asyncio.create_task(serve(create_app(service, config.http), config.http, sock=sock), name="http")
+    loading = asyncio.create_task(_load(config, service, names[0]), name="loading")
+    try:
+        await asyncio.wait({server, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            describe = loading.result()
+            _freeze_garbage()
+            block = describe(port_of(sock), time.monotonic() - started)
+            click.echo(f"\n{block}\n")
+            logger.info("ready", extra={"model": names[0], "port": port_of(sock), "duration_s": round(time.monotonic() - started, 3)})
+        return await server
+    finally:
+        for task in (loading, server):
+            task.cancel()
+        await asyncio.gather(loading, server, return_exceptions=True)
+        await service.close()
+
+
+def _limits(config: ServerConfig) -> ServiceLimits:
+    http = config.http
+    return ServiceLimits(max_queued=http.max_queued_requests, request_timeout_s=http.request_timeout_s, probe_timeout_s=http.probe_timeout_s)
+
+
+async def _load(config: ServerConfig, service: InferenceService, name: str) -> Callable[[int, float], str]:
+    """Load the model into the service. Returns what makes the ready block from port and start-up time."""
+    with Steps() as steps:
+        loaded = await load_backend(config.engine, name=name, registry=service.registry, steps=steps)
+    service.manager.set_ready(name, loaded.backend)
+    return lambda port, start_s: ready_block(config, loaded.ready, model=name, port=port, has_chat=loaded.has_chat, start_s=start_s)
+
+
+def _freeze_garbage() -> None:
+    """What start-up made lives for good: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,1 @@
+"""The faces of an engine process: `EngineClient` for asyncio, `BlockingEngineClient` for scripts. Neither imports torch."""

@@ -1,0 +1,172 @@
+"""All settings: frozen dataclasses, one per concern, composed. Flags, environment variables, YAML keys and `docs/configuration.md` derive from them.
+
+Every field has exactly one default, here, and its documentation in `doc(...)`. "auto" values are resolved by a pure function that returns
+a new config, never filled in later. Unknown keys and impossible combinations raise `ConfigError`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trivium.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+def doc(default: Any, text: str) -> Any:
+    """A dataclass field with its default and its help text."""
+    return field(default=default, metadata={"doc": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Which model, and how its files are read."""
+
+    model: str = doc("", "Folder, .gguf file or hub name; empty: the packaged default model.")
+    tokenizer: str | None = doc(None, "Folder or hub name of the tokenizer when it is not the model's.")
+    skip_tokenizer_init: bool = doc(False, "Load no tokenizer: token ids in, token ids out.")
+    revision: str | None = doc(None, "Branch, tag or commit of a hub model.")
+    trust_remote_code: bool = doc(False, "Refused: Trivium never runs code from a model folder.")
+    dtype: DType = doc("auto", "Type of weights and activations; auto: the checkpoint's, bfloat16 where float32 weights came from GGUF and the device has it.")
+    load_format: LoadFormat = doc("auto", "Where weights come from; dummy: random values, for speed runs.")
+    max_model_len: int | None = doc(None, "Longest prompt and output together, in tokens; default: what the model's config says.")
+    seed: int = doc(0, "Seed of unseeded requests' random streams.")
+    generation_config: str = doc("auto", "Where sampling defaults come from: auto (the model's generation_config.json), vllm (none), or a folder.")
+    override_generation_config: dict[str, Any] = field(default_factory=dict, metadata={"doc": "Sampling defaults that replace the model's."})
+    served_model_name: tuple[str, ...] = doc((), "Names the API answers to; default: the model argument.")
+    chat_template: str | None = doc(None, "File or literal Jinja template that replaces the model's own.")
+    max_logprobs: int = doc(20, "Most logprobs a request may ask for; -1: no limit.")
+
+    def __post_init__(self) -> None:
+        if self.trust_remote_code:
+            raise ConfigError("trust_remote_code is refused: Trivium never runs code that comes with a model.", param="trust_remote_code")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = doc(16, "Tokens per KV block: a power of two from 8 to 256.")
+    gpu_memory_utilization: float = doc(0.92, "Share of the GPU's memory this engine may use in all.")
+    kv_cache_memory_bytes: int | None = doc(None, "Exact size of the KV cache; default: measured on a GPU, a quarter of free memory on a CPU.")
+    num_gpu_blocks_override: int | None = doc(None, "Exact number of KV blocks.")
+    enable_prefix_caching: bool = doc(True, "Reuse the KV blocks of a prompt's start that was seen before.")
+    kv_cache_dtype: Literal["auto", "fp8"] = doc("auto", "Type of cached keys and values; auto: the model's.")
+    watermark: float = doc(0.01, "Share of blocks kept free when a new request is admitted, so that running ones can grow.")
+
+    def __post_init__(self) -> None:
+        size = self.block_size
+        if size not in {8, 16, 32, 64, 128, 256}:
+            raise ConfigError(f"block_size must be a power of two from 8 to 256, got {size}.", param="block_size")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}.", param="gpu_memory_utilization")
+        if not 0.0 <= self.watermark < 1.0:
+            raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}.", param="watermark")
+        for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}.", param=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """What runs in each step."""
+
+    max_num_seqs: int | None = doc(None, "Most sequences that run at once; default: 1024 on a large GPU, 256 elsewhere, 64 on a CPU.")
+    max_num_batched_tokens: int | None = doc(None, "Token budget of one step; default: 8192 (16384 offline) on a large GPU, 2048 elsewhere, 512 on a CPU.")
+    scheduling_policy: SchedulingPolicy = doc("fcfs", "Order of the queue: first come first served, or by priority (lower first).")
+    long_prefill_token_threshold: int = doc(0, "Most prompt tokens of one request in one step while others run; 0: no limit.")
+    pipeline_depth: int = doc(1, "Steps in flight beyond the one whose results are awaited; 0 runs each step to its end first (for debugging).")
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}.", param=name)
+        if self.pipeline_depth not in (0, 1):
+            raise ConfigError(f"pipeline_depth must be 0 or 1, got {self.pipeline_depth}.", param="pipeline_depth")
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError("long_prefill_token_threshold must not be negative.", param="long_prefill_token_threshold")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How one model is spread over devices."""
+
+    tensor_parallel_size: int = doc(1, "Devices that share each layer.")
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel_size < 1:
+            raise ConfigError(f"tensor_parallel_size must be at least 1, got {self.tensor_parallel_size}.", param="tensor_parallel_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine process needs to know."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    device: Device = doc("auto", "cpu or cuda; auto: a GPU if there is one.")
+    attention_backend: str = doc("auto", "auto, triton, flashinfer, flash_attention, cpu or reference.")
+    enforce_eager: bool = doc(False, "Neither CUDA graphs nor compiled code.")
+    batch_invariant: bool | None = doc(None, "The same tokens bit for bit whatever else is in the batch; default: where it costs under 5 %.")
+    num_threads: int | None = doc(None, "CPU threads of the engine; default: all physical cores.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpConfig:
+    """The HTTP server: where it listens, who may use it, and what it refuses before any model sees a request."""
+
+    host: str = doc("0.0.0.0", "Address to listen on.")
+    port: int = doc(8000, "Port to listen on; 0: any free one.")
+    root_path: str = doc("", "Path prefix under which a proxy serves this server.")
+    api_key: tuple[str, ...] = doc((), "Keys of which a request must carry one (Authorization: Bearer KEY), on every route but health and metrics.")
+    allowed_origins: tuple[str, ...] = doc((), "Origins whose web pages may call this server (CORS); '*': any; default: none.")
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = doc("info", "Log level of the HTTP server; info logs each request.")
+    ignore_unknown_fields: bool = doc(False, "Ignore request fields that don't exist instead of refusing them by name.")
+    trust_request_chat_template: bool = doc(False, "Let requests bring their own chat template.")
+    return_tokens_as_token_ids: bool = doc(False, "Show tokens in logprobs as 'token_id:N' for every request.")
+    enable_force_include_usage: bool = doc(False, "Send the usage chunk in every stream, asked for or not.")
+    max_queued_requests: int = doc(1024, "Sequences that may wait beyond those the engine runs at once; more are answered with 429.")
+    request_timeout_s: float | None = doc(None, "Longest time a request may take in all; default: no limit.")
+    max_body_bytes: int = doc(16 * 1024 * 1024, "Largest request body.")
+    max_header_bytes: int = doc(64 * 1024, "Largest sum of request line and headers.")
+    max_header_count: int = doc(100, "Most headers of a request.")
+    header_timeout_s: float = doc(15.0, "Longest time from a request's first byte (or a new connection) to the end of its headers.")
+    body_timeout_s: float = doc(60.0, "Longest time a request's body may take to arrive.")
+    write_timeout_s: float = doc(60.0, "A client that reads nothing for this long while data waits for it is cut off.")
+    keep_alive_timeout_s: float = doc(75.0, "An idle connection is closed after this long.")
+    drain_delay_s: float = doc(0.0, "After SIGTERM, go on accepting requests for this long with readiness false, until load balancers have noticed.")
+    drain_timeout_s: float = doc(30.0, "After SIGTERM, longest time for accepted requests to finish.")
+    probe_timeout_s: float = doc(10.0, "The engine counts as ready when it answered a probe within this time.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be from 0 to 65535, got {self.port}.", param="port")
+        for name in ("max_body_bytes", "max_header_bytes", "max_header_count"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
+        for name in ("header_timeout_s", "body_timeout_s", "write_timeout_s", "keep_alive_timeout_s", "probe_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be greater than 0, got {getattr(self, name)}.", param=name)
+        for name in ("max_queued_requests", "drain_delay_s", "drain_timeout_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}.", param=name)
+        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
+            raise ConfigError(f"request_timeout_s must be greater than 0, got {self.request_timeout_s}.", param="request_timeout_s")
+        if not all(self.api_key):
+            raise ConfigError("api_key must not be empty.", param="api_key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Everything `trivium serve` can be told."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)

@@ -1,0 +1,3 @@
+from trivium.engine.host import main
+
+main()

@@ -1,0 +1,43 @@
+"""A rank above 0: `python -m trivium.engine.follow ADDRESS RANK STORE`, config as one line of JSON on standard input."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from trivium.config import EngineConfig
+from trivium.engine.host import end_with_parent
+from trivium.engine.rank import build_rank
+from trivium.engine.ranks import READY, join_ranks
+from trivium.errors import TriviumError
+from trivium.scheduling.step import StepPlan
+
+
+def main() -> None:
+    """Runs every plan it is sent, until its parent goes away."""
+    address, rank, store = sys.argv[1:4]
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    threading.Thread(target=end_with_parent, name="parent-watch", daemon=True).start()
+    socket = zmq.Context.instance().socket(zmq.PAIR)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.connect(address)
+    try:
+        runner = build_rank(config, join_ranks(config, int(rank), Path(store)), lambda _: None).runner
+    except TriviumError as error:
+        # What is wrong with the settings or the model is wrong on every rank; rank 0 tells the client.
+        sys.exit(f"rank {rank}: {error.message}")
+    gc.collect()
+    gc.freeze()
+    socket.send(READY)
+    decoder = msgspec.msgpack.Decoder(StepPlan)
+    while True:
+        runner.launch(decoder.decode(socket.recv()))
+
+
+if __name__ == "__main__":
+    main()

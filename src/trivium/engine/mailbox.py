@@ -1,0 +1,38 @@
+"""The engine's end of the local socket: a ROUTER, so that several clients can share one engine."""
+
+from __future__ import annotations
+
+import zmq
+
+from trivium.protocol.messages import FromEngine, ToEngine, decode_to_engine, encode
+
+
+class ZmqMailbox:
+    """Implements `core.Mailbox` over `ipc://`. Blocks in the kernel when asked to wait; never polls with a timeout."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        # Backpressure belongs to the request queue, where a client is told; a dropped message would hang its request.
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.bind(address)
+
+    def receive(self, *, block: bool) -> list[tuple[bytes, ToEngine]]:
+        messages: list[tuple[bytes, ToEngine]] = []
+        flags = 0 if block else zmq.NOBLOCK
+        while True:
+            try:
+                client, data = self._socket.recv_multipart(flags)
+            except zmq.Again:
+                return messages
+            messages.append((client, decode_to_engine(data)))
+            flags = zmq.NOBLOCK
+
+    def send(self, client: bytes, message: FromEngine) -> None:
+        self._socket.send_multipart([client, encode(message)], copy=True)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()

@@ -1,0 +1,119 @@
+"""One rank of an engine: its weights, its share of the KV cache and the runner over both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from trivium.arch import ModelSpec
+from trivium.config import EngineConfig
+from trivium.engine.device import available_host_memory, detect_device
+from trivium.engine.graphs import DecodeGraphs, graph_buckets
+from trivium.engine.memory import allocate_caches, block_bytes, choose_num_blocks, measure_workspace
+from trivium.engine.resolve import ResolvedConfig, resolve
+from trivium.engine.rows import RowTable
+from trivium.engine.runner import Runner
+from trivium.engine.sampler import Sampler
+from trivium.models import build_model
+from trivium.ops.attention import create_attention_backend
+from trivium.ops.collective import ParallelContext
+from trivium.protocol.messages import Progress
+from trivium.sources import resolve as resolve_files
+from trivium.weights import open_source
+
+CPU_SHARE: Final = 4
+"""A CPU's KV cache takes one part in this many of the memory that is free."""
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class RankRunner:
+    """A rank that can run, and what it turned out to be."""
+
+    runner: Runner
+    spec: ModelSpec
+    resolved: ResolvedConfig
+    device: torch.device
+    device_name: str
+    num_blocks: int
+    memory: dict[str, int]
+
+
+def build_rank(config: EngineConfig, parallel: ParallelContext, report: Report) -> RankRunner:
+    """Raises `ConfigError`, `ModelLoadError`. All ranks must call it together: they agree on the number of blocks."""
+    files = resolve_files(config.model.model, config.model.revision)
+    spec = ModelSpec.from_config(files.config, max_model_len=config.model.max_model_len)
+    device, info = detect_device(config, parallel.rank)
+    resolved = resolve(config, spec, info, is_gguf=files.kind == "gguf")
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, resolved.num_threads // parallel.size))
+    dtype: torch.dtype = getattr(torch, resolved.dtype)
+    attention = create_attention_backend(config.attention_backend, device)
+    model = build_model(
+        spec,
+        dtype=dtype,
+        device=device,
+        parallel=parallel,
+        attention=attention,
+        source=None if config.model.load_format == "dummy" else open_source(files),
+        progress=_throttled(report),
+    )
+    memory = {"weights": model.memory_bytes()}
+    sampler = Sampler(spec.vocab_size, resolved.max_num_seqs, device, config.model.seed)
+    rows = RowTable(resolved.max_num_seqs, resolved.max_blocks_per_seq, resolved.block_size, device)
+    layers = [layer.shard(parallel.size) for layer in spec.kv_layers]
+    runner = Runner(
+        model=model,
+        caches=allocate_caches(layers, 1, resolved.block_size, dtype, device),
+        attention=attention,
+        sampler=sampler,
+        rows=rows,
+        device=device,
+    )
+    budget = _cache_budget(config, resolved, runner, memory) if device.type == "cuda" else available_host_memory() // CPU_SHARE // parallel.size
+    num_blocks = parallel.minimum(choose_num_blocks(layers, config.cache, resolved, dtype, budget))
+    runner.caches = allocate_caches(layers, num_blocks, resolved.block_size, dtype, device)
+    memory["kv_cache"] = num_blocks * block_bytes(layers, resolved.block_size, dtype)
+    if device.type == "cuda" and not config.enforce_eager:
+        runner.graphs = _capture_graphs(runner, resolved, memory, report)
+    return RankRunner(runner, spec, resolved, device, info.name, num_blocks, memory)
+
+
+def _throttled(report: Report) -> Callable[[str, int, int], None]:
+    """Loaders report every tensor; a person is served by one report in fifty."""
+    shown = -1
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal shown
+        step = 50 * done // total if total else done
+        if step != shown:
+            shown = step
+            report(Progress(stage, done, total, "bytes"))
+
+    return progress
+
+
+def _cache_budget(config: EngineConfig, resolved: ResolvedConfig, runner: Runner, memory: dict[str, int]) -> int:
+    memory["workspace"] = measure_workspace(runner, resolved, runner.device)
+    free, total = torch.cuda.mem_get_info(runner.device)
+    return int(total * config.cache.gpu_memory_utilization) - (total - free) - memory["workspace"] - _graph_reserve(config, resolved)
+
+
+def _capture_graphs(runner: Runner, resolved: ResolvedConfig, memory: dict[str, int], report: Report) -> DecodeGraphs:
+    before, _ = torch.cuda.mem_get_info(runner.device)
+    buckets = graph_buckets(resolved.max_num_seqs)
+    graphs = DecodeGraphs(runner.model, runner.caches, runner.attention, runner.rows, buckets=buckets, max_model_len=resolved.max_model_len)
+    graphs.capture_all(lambda done, total: report(Progress("capturing CUDA graphs", done, total, "graphs")))
+    memory["graphs"] = before - torch.cuda.mem_get_info(runner.device)[0]
+    return graphs
+
+
+def _graph_reserve(config: EngineConfig, resolved: ResolvedConfig) -> int:
+    """Bytes kept for graphs, which are captured after the cache exists: a few MiB of nodes for each of them."""
+    return 0 if config.enforce_eager else len(graph_buckets(resolved.max_num_seqs)) * (24 << 20)
+
+

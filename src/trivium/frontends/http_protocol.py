@@ -1,0 +1,168 @@
+"""uvicorn's HTTP protocol with the limits it lacks: size, number and time of headers, a `Host`, and clients that don't read."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any, Final, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from trivium.config import HttpConfig
+from trivium.frontends.errors import HttpError, error_body
+
+KEEP_ALIVE_PROBES: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""A peer that vanished without a word is noticed within two minutes."""
+
+_REASONS: Final = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+
+
+class _Refused(Exception):
+    pass
+
+
+def limited_protocol(config: HttpConfig) -> type[HttpToolsProtocol]:
+    """The class to give to uvicorn."""
+
+    class LimitedHttpProtocol(_LimitedHttpProtocol):
+        limits = config
+
+    return LimitedHttpProtocol
+
+
+class _LimitedHttpProtocol(HttpToolsProtocol):
+    limits: HttpConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_headers = True
+        self._header_bytes = 0
+        self._header_count = 0
+        self._exact_bytes = 0
+        self._has_host = False
+        self._refusal: HttpError | None = None
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    # -- the connection -----------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in KEEP_ALIVE_PROBES:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._start_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_header_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_headers:
+            self._header_bytes += len(data)
+            if self._header_timer is None:
+                self._start_header_timer()
+        super().data_received(data)
+        # A header that has not ended yet is seen by no callback.
+        if self._in_headers and self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
+            self._refusal = _too_large(self.limits)
+            self.send_400_response("")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    # -- the parser's callbacks ---------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._header_count = 0
+        self._has_host = False
+        self._exact_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        self._header_count += 1
+        if self._header_count > self.limits.max_header_count:
+            self._refuse(HttpError(431, "too_many_headers", f"The request has more than {self.limits.max_header_count} headers."))
+        if name.lower() == b"host":
+            self._has_host = True
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop_header_timer()
+        assert self.parser is not None
+        if not self._has_host and self.parser.get_http_version() == "1.1":
+            self._refuse(HttpError(400, "missing_host", "The request has no Host header."))
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers = True
+        self._header_bytes = 0
+
+    def send_400_response(self, msg: str) -> None:
+        error = self._refusal or HttpError(400, "malformed_http", "The request is not valid HTTP.")
+        body = error_body(error)
+        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        if not self._is_answering():
+            self.transport.write(head % (error.status, _REASONS[error.status], len(body)) + body)
+        self.transport.close()
+
+    # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    def _is_answering(self) -> bool:
+        """Part of an answer is out: another one would end up in the middle of it."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        return cycle is not None and cycle.response_started and not cycle.response_complete
+
+    def _count(self, num_bytes: int) -> None:
+        self._exact_bytes += num_bytes
+        if self._exact_bytes > self.limits.max_header_bytes:
+            self._refuse(_too_large(self.limits))
+
+    def _refuse(self, error: HttpError) -> None:
+        self._refusal = error
+        raise _Refused
+
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self._on_header_timeout)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _on_header_timeout(self) -> None:
+        self._header_timer = None
+        if self.transport.is_closing():
+            return
+        if self._header_bytes == 0:
+            self.transport.close()
+            return
+        self._refusal = HttpError(408, "request_timeout", "The request's headers did not arrive in time.")
+        self.send_400_response("")
+
+
+def _too_large(limits: HttpConfig) -> HttpError:
+    return HttpError(431, "headers_too_large", f"The request line and headers are larger than {limits.max_header_bytes} bytes.")

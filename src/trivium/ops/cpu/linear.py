@@ -1,0 +1,107 @@
+"""Weights packed for the CPU kernels, and products with them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from trivium.ops.cpu.library import TYPES, LinearArgs, loaded
+
+PANEL = 32
+"""Columns of a packed panel; biases are padded to a multiple of it."""
+
+STORE, ADD, ACT_MUL = 0, 1, 2
+
+
+class PackedLinear:
+    """A weight [N, K], float32 or bf16, in panels that the kernel streams. A row's result doesn't depend on the rows computed with it.
+
+    Inputs of the other type are converted. `paired`: W is gate and up, one above the other, and `gated` applies the activation.
+    """
+
+    def __init__(self, weight: Tensor, *, paired: bool = False) -> None:
+        assert weight.dim() == 2 and weight.dtype in TYPES and weight.device.type == "cpu"
+        if weight.stride(1) != 1:
+            weight = weight.contiguous()
+        self.num_out, self.num_in = weight.shape
+        assert not paired or self.num_out % 2 == 0
+        self.paired = paired
+        self.dtype = weight.dtype
+        number = TYPES[weight.dtype]
+        entries = loaded().packed_entries(number, self.num_out // 2 if paired else self.num_out, self.num_in)
+        if paired:
+            entries = _paired_entries(number, self.num_out, self.num_in)
+        self.data = torch.empty(entries, dtype=weight.dtype)
+        loaded().pack_weight(
+            number, weight.data_ptr(), weight.stride(0), self.num_out, self.num_in, paired, self.data.data_ptr(), torch.get_num_threads()
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
+        """x [..., K] → [..., N] in x's dtype, or float32 without rounding if `out_dtype` says so."""
+        out_dtype = out_dtype or x.dtype
+        assert not self.paired
+        rows = _as_rows(x.to(self.dtype))
+        direct = out_dtype if out_dtype in (self.dtype, torch.float32) else self.dtype
+        out = torch.empty(rows.shape[0], self.num_out, dtype=direct)
+        self._run(rows, out, STORE, bias, out_float=direct == torch.float32)
+        return out.to(out_dtype).view(*x.shape[:-1], self.num_out)
+
+    def gated(self, x: Tensor, activation: int, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] → act(gate) * up [T, N / 2]."""
+        assert self.paired and bias is None
+        rows = _as_rows(x.to(self.dtype))
+        out = torch.empty(rows.shape[0], self.num_out // 2, dtype=self.dtype)
+        self._run(rows, out, ACT_MUL, None, activation=activation)
+        return out.to(x.dtype)
+
+    def _run(self, x: Tensor, out: Tensor, epilogue: int, bias: Tensor | None, *, activation: int = 0, out_float: bool = False) -> None:
+        assert x.shape[1] == self.num_in, f"the weight is {self.num_out} x {self.num_in}, the input {tuple(x.shape)}"
+        padded = None if bias is None else padded_bias(bias, self.num_out)
+        if self.num_in % 2 and self.dtype == torch.bfloat16:
+            x = torch.nn.functional.pad(x, (0, 1))  # entries are read in pairs
+        args = LinearArgs(
+            x.data_ptr(),
+            self.data.data_ptr(),
+            None if padded is None else padded.data_ptr(),
+            out.data_ptr(),
+            None,
+            x.stride(0),
+            out.stride(0),
+            x.shape[0],
+            self.num_out,
+            self.num_in,
+            epilogue,
+            activation,
+            out_float,
+        )
+        loaded().linear(TYPES[self.dtype], ctypes.byref(args), torch.get_num_threads())
+
+
+def try_pack(weight: Tensor) -> PackedLinear | None:
+    """`ops.linear.try_pack_weight` for the CPU: None for types the kernels don't take."""
+    if weight.dim() != 2 or weight.dtype not in TYPES or 0 in weight.shape:
+        return None
+    return PackedLinear(weight)
+
+
+def padded_bias(bias: Tensor, num_out: int) -> Tensor:
+    assert bias.shape == (num_out,)
+    padded = torch.zeros(-(-num_out // PANEL) * PANEL, dtype=torch.float32)
+    padded[:num_out] = bias
+    return padded
+
+
+def _paired_entries(number: int, num_out: int, num_in: int) -> int:
+    """Gate and up take 16 columns of a panel each, so that half of N is rounded up to 16."""
+    return loaded().packed_entries(number, -(-num_out // 2 // 16) * PANEL, num_in)
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()

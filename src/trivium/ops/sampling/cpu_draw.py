@@ -1,0 +1,142 @@
+"""Drawing on a CPU: cheap because almost every filtered distribution fits into a few candidates.
+
+The candidates of a row are its 64 largest logits. When the filters' cutoff lies above the smallest of them, nothing outside can be drawn, and
+noise is needed for 64 tokens instead of the vocabulary. Otherwise the row takes the long way: thresholds by a weighted histogram, noise for the
+whole row. Which way a row goes depends on the row alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trivium.ops.sampling.argmax import argmax_rows
+from trivium.ops.sampling.candidates import top_values
+from trivium.ops.sampling.filters import DrawParams, first_cutoffs, min_p_cutoffs, probability_ratios, surprise_distance, typical_mask
+from trivium.ops.sampling.noise import NoiseScratch, gumbel_noise, stream_keys
+
+NUM_CANDIDATES = 64
+NUM_BUCKETS = 1024
+KEY_RANGE = 32.0
+"""Keys from here on share the last bucket of the histogram: e^-32 of the likeliest token's probability."""
+
+
+def draw_on_cpu(logits: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
+    """logits [S, V] float32, contiguous → (ids [S] int64, scores [S]); a score that is not finite marks a line that can't be sampled.
+    Overwrites the lines that are drawn from their whole row."""
+    if not bool((params.temperature > 0).any()):
+        return argmax_rows(logits)
+    is_filtered = params.is_filtered()
+    whole = ((params.temperature > 0) & ~is_filtered).nonzero().squeeze(1)
+    if len(whole):
+        _add_noise(logits, whole.tolist(), params)
+    ids, scores = argmax_rows(logits)
+    filtered = (is_filtered & scores.isfinite()).nonzero().squeeze(1)
+    if len(filtered):
+        ids[filtered] = _draw_filtered(logits.index_select(0, filtered), params.select(filtered))
+    return ids, scores
+
+
+def _add_noise(logits: Tensor, lines: list[int], params: DrawParams) -> None:
+    scratch = NoiseScratch(logits.shape[1], logits.device)
+    temperature = params.temperature.tolist()
+    low, high = (keys.tolist() for keys in stream_keys(params.seeds, params.counters))
+    for line in lines:
+        scratch.add_noise_(logits[line], temperature[line], low[line], high[line])
+
+
+def _draw_filtered(logits: Tensor, params: DrawParams) -> Tensor:
+    """logits [F, V], every line finite at its maximum and filtered → ids [F]."""
+    values, ids = top_values(logits, min(NUM_CANDIDATES, logits.shape[1]))
+    cut, is_inside = _candidate_cutoffs(logits, values, params)
+    kept = values >= cut[:, None]
+    if bool((params.typical_p < 1).any()):
+        kept = typical_mask(values / params.temperature[:, None], kept, params.typical_p)
+    noise = gumbel_noise(params.seeds, params.counters, ids) * params.temperature[:, None]
+    chosen = (values + noise).masked_fill_(~kept, -torch.inf).argmax(1, keepdim=True)
+    drawn = ids.gather(1, chosen).squeeze(1)
+    outside = (~is_inside).nonzero().squeeze(1)
+    if len(outside):
+        drawn[outside] = _draw_long_way(logits.index_select(0, outside), params.select(outside))
+    return drawn
+
+
+def _candidate_cutoffs(logits: Tensor, values: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
+    """(cutoff [F], whether everything from the cutoff upwards is among `values` [F, K])."""
+    if values.shape[1] == logits.shape[1]:
+        complete = torch.ones(len(values), dtype=torch.bool)
+    else:
+        complete = torch.zeros(len(values), dtype=torch.bool)
+    smallest = values[:, -1]
+    cut = first_cutoffs(values, params)
+    is_inside = complete | (cut > smallest)
+    has_top_p = params.top_p < 1
+    if not bool(has_top_p.any()):
+        return cut, is_inside
+    weights = probability_ratios(values, values[:, :1], params.temperature)
+    mass = (weights * (values >= cut[:, None])).cumsum(1, dtype=torch.float64)
+    total = mass[:, -1].clone()
+    for line in (has_top_p & ~is_inside & (params.top_k == 0)).nonzero().squeeze(1).tolist():
+        total[line] = _row_mass(logits[line], values[line, 0], float(cut[line]), float(params.temperature[line]))
+    target = params.top_p * total
+    last = (mass < target[:, None]).sum(1)
+    nucleus = values.gather(1, last.clamp(max=values.shape[1] - 1)[:, None]).squeeze(1)
+    reaches = (last < values.shape[1]) & (nucleus > smallest) & (params.top_k == 0)
+    return torch.where(has_top_p, cut.maximum(nucleus), cut), is_inside | (has_top_p & reaches)
+
+
+def _row_mass(row: Tensor, maximum: Tensor, cut: float, temperature: float) -> float:
+    """Sum of p / (largest p) over the logits from `cut` upwards."""
+    weights = ((row - maximum) / temperature).exp_()
+    if cut > -math.inf:
+        weights.mul_(row >= cut)
+    return float(weights.sum())
+
+
+def _draw_long_way(logits: Tensor, params: DrawParams) -> Tensor:
+    """Each line from its whole row. Overwrites logits [F, V]."""
+    for line in range(len(logits)):
+        row = logits[line]
+        kept = row_keep_mask(row, params.select(torch.tensor([line])))
+        row.masked_fill_(~kept, -torch.inf)
+    _add_noise(logits, list(range(len(logits))), params)
+    return argmax_rows(logits)[0]
+
+
+def row_keep_mask(row: Tensor, params: DrawParams) -> Tensor:
+    """row [V], parameters of one line → which of its tokens may be drawn, [V] bool; the same set as `filters.keep_mask_reference`."""
+    maximum = row.max()
+    top_k = min(int(params.top_k), len(row))
+    cut = min_p_cutoffs(maximum, params).squeeze(0)
+    if top_k:
+        cut = cut.maximum(row.topk(top_k).values[-1])
+    kept = row >= cut
+    scaled = (row - maximum) / params.temperature
+    top_p, typical_p = float(params.top_p), float(params.typical_p)
+    if top_p < 1:
+        weights = scaled.exp() * kept
+        kept &= -scaled <= mass_threshold(-scaled, weights, top_p * float(weights.sum()))
+    if typical_p < 1:
+        distance, probs = surprise_distance(scaled, kept)
+        kept &= distance <= mass_threshold(distance, probs, typical_p)
+    return kept
+
+
+def mass_threshold(keys: Tensor, weights: Tensor, target: float) -> Tensor:
+    """The smallest key t for which the tokens with key <= t weigh `target` or more; inf when all together don't.
+    keys [V] >= 0 (inf allowed), weights [V] >= 0.
+
+    A histogram finds the bucket in which the sum gets there; only that bucket is sorted.
+    """
+    buckets = (keys * (NUM_BUCKETS / KEY_RANGE)).clamp_(max=NUM_BUCKETS - 1).to(torch.int64)
+    mass = torch.bincount(buckets, weights=weights.to(torch.float64), minlength=NUM_BUCKETS).cumsum(0)
+    bucket = int((mass < target).sum())
+    if bucket == NUM_BUCKETS:
+        return torch.tensor(torch.inf)
+    before = float(mass[bucket - 1]) if bucket else 0.0
+    members = (buckets == bucket).nonzero().squeeze(1)
+    ordered, order = keys[members].sort()
+    last = int((weights[members][order].cumsum(0, dtype=torch.float64) + before < target).sum())
+    return ordered[last] if last < len(ordered) else torch.tensor(torch.inf)

@@ -1,0 +1,90 @@
+"""What all launches share: properties of the device, programmatic dependent launch, small arithmetic.
+
+Programmatic dependent launch (PDL, Hopper and later) lets a kernel start while the one before it in the stream still drains. The rule in
+this package, which makes it safe across any sequence of launches: a kernel launched so calls `wait` before it touches anything but
+weights, and `trigger` only after `wait`. Then at most two kernels overlap, and every kernel before those has ended.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@cache
+def num_sms(index: int | None = None) -> int:
+    """Multiprocessors of the device; a small number in the interpreter, so that tests cross its boundaries."""
+    return 4 if INTERPRETED else torch.cuda.get_device_properties(index if index is not None else torch.cuda.current_device()).multi_processor_count
+
+
+@cache
+def _has_pdl(index: int | None) -> bool:
+    return not INTERPRETED and torch.cuda.get_device_capability(index) >= (9, 0)
+
+
+def pdl(tensor: Tensor) -> dict[str, Any]:
+    """Keyword arguments of a launch: the kernel's constexpr `PDL` and the launcher's option."""
+    if _has_pdl(tensor.device.index):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
+
+
+def on_device(tensor: Tensor) -> Any:
+    """Triton launches on the current device, which in a host of several engines need not be the tensor's."""
+    if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+        return torch.cuda.device(tensor.device)
+    return nullcontext()
+
+
+def next_pow2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    """Block until the kernel before has ended and its writes are visible; then let the next one start."""
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def trigger(PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_and_trigger(PDL: tl.constexpr):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def tanh(x):
+    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def block_ids(table, tile, end, TILE: tl.constexpr, PAGE: tl.constexpr):
+    """int64 ids of the cache blocks of a tile of tokens: one if the tile lies in a block, else one a token; 0, which nobody owns, from
+    token `end` on."""
+    if PAGE >= TILE:
+        return tl.load(table + tile * TILE // PAGE, mask=tile * TILE < end, other=0).to(tl.int64)
+    else:
+        tokens = tile * TILE + tl.arange(0, TILE)
+        return tl.load(table + tokens // PAGE, mask=tokens < end, other=0).to(tl.int64)

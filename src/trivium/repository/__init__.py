@@ -1,0 +1,1 @@
+"""What is loaded, and who is using it."""

@@ -1,0 +1,242 @@
+"""`InferenceService`: the only object a frontend knows. Names, admission, deadlines, health and drain; what a model does is its backend's.
+
+A request counts against the bound from the moment it is admitted until it ended, however it ended. A model takes on as many sequences as
+it works on at once plus `max_queued`; what comes beyond is refused at once with `Overloaded`, before it costs anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+
+from trivium.backends.base import ChatPrompt, GenerateEvent, Generation, ModelBackend, ModelInfo
+from trivium.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloaded, TriviumError
+from trivium.metrics.catalogue import ADMISSION_REJECTIONS
+from trivium.metrics.exposition import Exposition
+from trivium.metrics.instruments import Registry
+from trivium.metrics.sequence import ModelMetrics
+from trivium.repository.manager import Lease, ModelManager, ModelState
+from trivium.types import GenerateRequest
+
+__all__ = ["ChatPrompt", "GenerateEvent", "Generation", "InferenceService", "ModelInfo", "ServiceLimits"]
+
+REFRESH_TIMEOUT_S = 0.25
+"""How long a scrape waits for an engine to report fresh figures."""
+MAX_RETRY_AFTER_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceLimits:
+    max_queued: int = 1024
+    """Sequences that may wait, for each model, beyond those it works on at once."""
+    request_timeout_s: float | None = None
+    probe_timeout_s: float = 10.0
+
+
+class InferenceService:
+    """Belongs to one event loop."""
+
+    def __init__(self, manager: ModelManager, *, limits: ServiceLimits | None = None, registry: Registry | None = None) -> None:
+        self.manager = manager
+        self.limits = limits or ServiceLimits()
+        self.registry = registry or Registry()
+        self._exposition = Exposition(self.registry)
+        self._running: dict[Generation, int] = {}
+        self._load: dict[ModelBackend, int] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_draining = False
+        self._refuses_work = False
+        self._probe: asyncio.Task[None] | None = None
+        self._probed_at: float | None = None
+
+    # -- requests -----------------------------------------------------------------------------------------------------------------
+
+    def generate(self, request: GenerateRequest) -> Generation:
+        """An async iterator of one `PromptInfo` and then `TokenEvent`s. The caller closes it, whatever happens.
+
+        Raises `ModelNotFound`, `NotReady` or `Overloaded` at once; what is wrong with the request itself is raised by `start()` or, without
+        it, by the first `__anext__`.
+        """
+        return self.generate_all([request])[0]
+
+    def generate_all(self, requests: list[GenerateRequest]) -> list[Generation]:
+        """As `generate`, for requests to one model that belong together: all are admitted or none."""
+        lease = self._lease(requests[0].model)
+        try:
+            self._admit(lease.backend, sum(request.n for request in requests))
+            return [self._generate(request, self._lease(request.model)) for request in requests]
+        finally:
+            lease.release()
+
+    def _generate(self, request: GenerateRequest, lease: Lease) -> Generation:
+        backend = lease.backend
+        generation = backend.generate(request)
+        self._load[backend] = self._load.get(backend, 0) + request.n
+        self._running[generation] = request.n
+        self._idle.clear()
+        timer = self._start_deadline(generation, request.timeout_s)
+        generation.add_done_callback(lambda: self._on_done(generation, lease, timer))
+        return generation
+
+    async def tokenize(self, model: str, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        with self._leased(model) as backend:
+            return await backend.tokenize(text, add_special_tokens=add_special_tokens)
+
+    async def tokenize_chat(self, model: str, prompt: ChatPrompt) -> list[int]:
+        with self._leased(model) as backend:
+            return await backend.tokenize_chat(prompt)
+
+    async def detokenize(self, model: str, token_ids: list[int]) -> str:
+        with self._leased(model) as backend:
+            return await backend.detokenize(token_ids)
+
+    def token_strings(self, model: str, token_ids: list[int]) -> list[str]:
+        with self._leased(model) as backend:
+            return backend.token_strings(token_ids)
+
+    # -- what is there ------------------------------------------------------------------------------------------------------------
+
+    def models(self) -> list[ModelInfo]:
+        return [replace(backend.info, name=name) for name, backend in self.manager.backends()]
+
+    def model(self, name: str) -> ModelInfo:
+        """An empty name means the first model. Raises `ModelNotFound` or `NotReady`."""
+        lease = self._lease(name)
+        lease.release()
+        return replace(lease.backend.info, name=lease.name)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are admitted and have not ended."""
+        return len(self._running)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    # -- health -------------------------------------------------------------------------------------------------------------------
+
+    def check_health(self) -> None:
+        """Raises `NotReady` unless every model is loaded and its engine runs."""
+        states = self.manager.states()
+        for name, state in states.items():
+            if state is not ModelState.READY:
+                raise NotReady(f"The model {name!r} is {state}.")
+        if not states:
+            raise NotReady("No model is loaded.")
+        for name, backend in self.manager.backends():
+            if not backend.is_alive:
+                raise NotReady(f"The engine of model {name!r} is not running.")
+
+    async def check_ready(self) -> None:
+        """Raises `NotReady` unless every model is loaded and every engine's own loop answered a probe just now.
+
+        Concurrent calls share one probe. One that is late does not make the server unready until `probe_timeout_s` have passed since the
+        last answer, for an engine may be inside a long step.
+        """
+        if self._is_draining:
+            raise NotReady("The server is shutting down.")
+        self.check_health()
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._probe_all(), name="readiness-probe")
+        if self._probed_at is None:
+            await asyncio.shield(self._probe)
+            return
+        done, _ = await asyncio.wait([self._probe], timeout=max(0.0, self._probed_at + self.limits.probe_timeout_s - time.monotonic()))
+        if not done:
+            raise NotReady(f"The engine has not answered a probe for {self.limits.probe_timeout_s:g} s.")
+        self._probe.result()
+
+    async def _probe_all(self) -> None:
+        await asyncio.gather(*(backend.probe(self.limits.probe_timeout_s) for backend in self._distinct_backends()))
+        self._probed_at = time.monotonic()
+
+    # -- metrics ------------------------------------------------------------------------------------------------------------------
+
+    async def render_metrics(self) -> bytes:
+        """The Prometheus page, with figures the engines report now if they can; rendered in a thread."""
+        probes = (backend.probe(REFRESH_TIMEOUT_S) for backend in self._distinct_backends())
+        await asyncio.gather(*probes, return_exceptions=True)
+        self.registry.refresh()
+        return await asyncio.to_thread(self._exposition.render)
+
+    def model_metrics(self, name: str) -> ModelMetrics:
+        return ModelMetrics(self.registry, name)
+
+    # -- the end ------------------------------------------------------------------------------------------------------------------
+
+    def begin_drain(self) -> None:
+        """Readiness goes false; requests are still accepted, for load balancers that have not noticed yet."""
+        self._is_draining = True
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests with `NotReady` and wait for those accepted; after `timeout_s` the rest fail. Returns whether none had to."""
+        self._is_draining = self._refuses_work = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            for generation in list(self._running):
+                generation.fail(NotReady("The server is shutting down."))
+            return False
+        return True
+
+    async def close(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.gather(self._probe, return_exceptions=True)
+        await self.manager.close()
+
+    # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    def _lease(self, name: str) -> Lease:
+        if self._refuses_work:
+            raise NotReady("The server is shutting down.")
+        return self.manager.lease(name)
+
+    def _leased(self, name: str) -> _Leased:
+        return _Leased(self._lease(name))
+
+    def _admit(self, backend: ModelBackend, num_sequences: int) -> None:
+        bound = backend.max_num_seqs + self.limits.max_queued
+        load = self._load.get(backend, 0)
+        if num_sequences > bound:
+            message = f"The request asks for {num_sequences} sequences, but this server takes on at most {bound} at once."
+            raise InvalidRequest(message, param="n")
+        if load + num_sequences > bound:
+            self.registry.counter(ADMISSION_REJECTIONS, backend.info.name, "queue_full").inc()
+            waves = 1 + max(0, load - backend.max_num_seqs) // max(1, backend.max_num_seqs)
+            raise Overloaded(f"The queue is full: {load} sequences are in progress or waiting.", retry_after_s=min(waves, MAX_RETRY_AFTER_S))
+
+    def _start_deadline(self, generation: Generation, timeout_s: float | None) -> asyncio.TimerHandle | None:
+        limits = [limit for limit in (timeout_s, self.limits.request_timeout_s) if limit is not None]
+        if not limits:
+            return None
+        limit = min(limits)
+        error: TriviumError = DeadlineExceeded(f"The request did not finish within {limit:g} s.")
+        return asyncio.get_running_loop().call_later(limit, generation.fail, error)
+
+    def _on_done(self, generation: Generation, lease: Lease, timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+        num_sequences = self._running.pop(generation)
+        self._load[lease.backend] -= num_sequences
+        lease.release()
+        if not self._running:
+            self._idle.set()
+
+    def _distinct_backends(self) -> list[ModelBackend]:
+        return list(dict.fromkeys(backend for _, backend in self.manager.backends()))
+
+
+class _Leased:
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    def __enter__(self) -> ModelBackend:
+        return self._lease.backend
+
+    def __exit__(self, *_: object) -> None:
+        self._lease.release()

@@ -1,0 +1,117 @@
+"""From what the user named to `ModelFiles`: the packaged model, a folder, a .gguf file or a hub name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+from trivium.errors import ConfigError, ModelLoadError
+from trivium.sources import hub, packaged
+from trivium.sources.files import ModelFiles
+from trivium.sources.gguf_config import generation_config_from_gguf, model_config_from_gguf
+from trivium.sources.gguf_file import read_gguf
+from trivium.sources.paths import child_path, read_json_child
+
+INDEX_FILE = "model.safetensors.index.json"
+_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+def resolve(model: str, revision: str | None = None, *, with_weights: bool = True) -> ModelFiles:
+    """Finds the files of `model`; an empty name means the packaged default model.
+
+    `with_weights=False` leaves the weights of a hub model where they are (for dummy weights).
+    Raises `ConfigError` for a name that can't be one, `ModelLoadError` for files that are missing or unreadable.
+    """
+    if not model:
+        return _from_gguf(packaged.NAME, packaged.require_packaged_model())
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _from_folder(model, path)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ConfigError(f"{model} is a file but no .gguf; give the folder of a model.", param="model")
+        return _from_gguf(model, path)
+    if path.suffix == ".gguf" or path.is_absolute() or model.startswith((".", "~")):
+        raise ModelLoadError(f"There is no file or folder {model}.")
+    return _from_folder(model, hub.download_model(model, revision, with_weights=with_weights))
+
+
+def _from_folder(name: str, folder: Path) -> ModelFiles:
+    config = read_json_child(folder, "config.json")
+    if config is None:
+        return _from_gguf(name, _only_gguf(folder))
+    return ModelFiles(
+        name=name,
+        kind="folder",
+        path=folder,
+        config=config,
+        generation_config=read_json_child(folder, "generation_config.json") or {},
+        weight_files=_safetensors_files(folder),
+    )
+
+
+def _only_gguf(folder: Path) -> Path:
+    """The model file of a folder without config.json, if exactly one is there."""
+    first_parts = [path for path in sorted(folder.glob("*.gguf")) if not _is_later_part(path)]
+    if not first_parts:
+        raise ModelLoadError(f"{folder} has neither a config.json nor a .gguf file.")
+    if len(first_parts) > 1:
+        raise ModelLoadError(f"{folder} has several .gguf files; name one of them: {', '.join(path.name for path in first_parts)}")
+    return first_parts[0]
+
+
+def _is_later_part(path: Path) -> bool:
+    match = _SPLIT_NAME.fullmatch(path.name)
+    return match is not None and int(match["number"]) != 1
+
+
+def _safetensors_files(folder: Path) -> tuple[Path, ...]:
+    index = read_json_child(folder, INDEX_FILE)
+    names = _loose_names(folder) if index is None else sorted(set(weight_map(folder / INDEX_FILE, index).values()))
+    found = [(name, child_path(folder, name)) for name in names]
+    missing = [name for name, path in found if path is None]
+    if missing:
+        raise ModelLoadError(f"{folder / INDEX_FILE} names files that are not there: {', '.join(missing)}")
+    return tuple(path for _, path in found if path is not None)
+
+
+def weight_map(path: Path, index: dict[str, Any]) -> dict[str, str]:
+    """Tensor name → file name, from the index of a sharded checkpoint at `path`."""
+    entries = index.get("weight_map")
+    if not isinstance(entries, dict) or not all(isinstance(name, str) for name in cast("dict[str, Any]", entries).values()):
+        raise ModelLoadError(f"{path} has no weight_map from tensor names to file names.")
+    return cast("dict[str, str]", entries)
+
+
+def _loose_names(folder: Path) -> list[str]:
+    """Without an index: the standard single file, else every file but Mistral's consolidated copy and adapters."""
+    if child_path(folder, "model.safetensors") is not None:
+        return ["model.safetensors"]
+    return [path.name for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith(("consolidated", "adapter_"))]
+
+
+def _from_gguf(name: str, path: Path) -> ModelFiles:
+    parts = _gguf_parts(path)
+    gguf = read_gguf(parts[0])
+    tensor_names = {name for part in parts[1:] for name in read_gguf(part).tensors} | set(gguf.tensors)
+    return ModelFiles(
+        name=name,
+        kind="gguf",
+        path=parts[0],
+        config=model_config_from_gguf(gguf, tensor_names),
+        generation_config=generation_config_from_gguf(gguf),
+        weight_files=tuple(parts),
+    )
+
+
+def _gguf_parts(path: Path) -> list[Path]:
+    """All files of a model split by llama.cpp's gguf-split (name-00001-of-00003.gguf), or just the one."""
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    parts = [path.with_name(f"{match['stem']}-{number:05d}-of-{match['count']}.gguf") for number in range(1, int(match["count"]) + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise ModelLoadError(f"{path} is one of {match['count']} parts, and these are missing: {', '.join(missing[:5])}")
+    return parts

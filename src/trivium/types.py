@@ -1,0 +1,211 @@
+"""Wire-neutral vocabulary: what frontends parse into and render from. Nothing here knows HTTP, gRPC or torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from trivium.errors import InvalidRequest
+
+MAX_N = 16384
+GREEDY_EPSILON = 1e-5
+"""Temperatures below this mean greedy decoding, as in vLLM."""
+MIN_TEMPERATURE = 0.01
+MAX_LOGIT_BIAS = 100.0
+UINT64_MAX = 2**64 - 1
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How tokens of one request are chosen. Names, defaults and ranges are vLLM's; `typical_p` is TGI's.
+
+    Raises `InvalidRequest`, with `param` set, for a value out of range.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    skip_reading_prefix_cache: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_EPSILON
+
+    @property
+    def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def validate(self) -> None:
+        _check_int("n", self.n, 1, MAX_N)
+        if self.n > 1 and self.is_greedy:
+            raise InvalidRequest(f"n must be 1 when temperature is 0 (greedy), got {self.n}.", param="n")
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if check_finite("repetition_penalty", self.repetition_penalty) <= 0.0:
+            raise InvalidRequest(f"repetition_penalty must be greater than 0, got {self.repetition_penalty}.", param="repetition_penalty")
+        _check_range("temperature", self.temperature, 0.0, 2.0)
+        if GREEDY_EPSILON <= self.temperature < MIN_TEMPERATURE:
+            self.temperature = MIN_TEMPERATURE
+        for name in ("top_p", "typical_p"):
+            value = check_finite(name, getattr(self, name))
+            if not 0.0 < value <= 1.0:
+                raise InvalidRequest(f"{name} must be in (0, 1], got {value}.", param=name)
+        if self.top_k < -1:
+            raise InvalidRequest(f"top_k must be 0 or -1 (off) or at least 1, got {self.top_k}.", param="top_k")
+        self.top_k = max(self.top_k, 0)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        if self.seed == -1:
+            self.seed = None
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, UINT64_MAX)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, None)
+        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None:
+                _check_int(name, count, -1, None)
+        if any(not text for text in self.stop_strings):
+            raise InvalidRequest("stop must not contain an empty string.", param="stop")
+        if self.stop_strings and not self.detokenize:
+            raise InvalidRequest("stop strings need detokenize=True.", param="stop")
+        if self.bad_words and not all(self.bad_words):
+            raise InvalidRequest("bad_words must not contain an empty string.", param="bad_words")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids must not be empty.", param="allowed_token_ids")
+        if self.logit_bias:
+            clamped = {int(key): check_finite("logit_bias", value) for key, value in self.logit_bias.items()}
+            self.logit_bias = {key: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, value)) for key, value in clamped.items()}
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """One candidate token. `logprob` is natural log of its probability in the raw distribution; `rank` starts at 1."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+LogprobsDict = dict[int, Logprob]
+"""Token id to its `Logprob`; the sampled (or prompt) token comes first, then the top candidates by rank."""
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One turn of a conversation, as chat templates read it."""
+
+    role: str
+    content: str | None = None
+    name: str | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """One prompt to be continued `n` times. Exactly one of `prompt`, `prompt_token_ids` and `messages` is set."""
+
+    request_id: str
+    model: str
+    params: SamplingParams
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    messages: list[ChatMessage] | None = None
+    n: int = 1
+    """Taken instead of `params.n`, since OpenAI allows n > 1 at temperature 0 and `SamplingParams` does not."""
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    truncate_prompt_tokens: int | None = None
+    """Keep only the last N prompt tokens; -1 means as many as the context allows."""
+    priority: int = 0
+    cache_salt: str | None = None
+    timeout_s: float | None = None
+
+
+class TokenEvent(msgspec.Struct, kw_only=True):
+    """What happened to one choice since its last event: new text, new tokens, perhaps the end.
+
+    `text` is final text: characters that may still become part of a stop string or of an unfinished UTF-8 sequence are held back.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: list[LogprobsDict] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended the choice; None for EOS, as in vLLM."""
+
+
+class PromptInfo(msgspec.Struct, kw_only=True):
+    """Known once the prompt was processed; the first event of every request."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[LogprobsDict | None] | None = None
+    num_cached_tokens: int = 0
+
+
+def _check_int(name: str, value: int, low: int, high: int | None) -> None:
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise InvalidRequest(f"{name} must be {bounds}, got {value}.", param=name)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= check_finite(name, value) <= high:
+        raise InvalidRequest(f"{name} must be from {low:g} to {high:g}, got {value:g}.", param=name)
+
+
+def check_finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise InvalidRequest(f"{name} must be finite, got {value}.", param=name)
+    return value
+
+
+def check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raises `InvalidRequest` for an id outside the vocabulary: such an id must never reach the engine."""
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"{name} contains token id {token_id}, but ids go from 0 to {vocab_size - 1}.", param=name)

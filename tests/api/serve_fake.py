@@ -1,0 +1,48 @@
+"""A server process around the scripted engine: `python serve_fake.py '{"http": {…}, "engine": {…}, "settings": {…}}'` prints its port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "null" / "service"))
+
+from helpers_scripted_engine import FakeEngine, fake_backend
+
+from trivium import log
+from trivium.config import HttpConfig, ModelSettings
+from trivium.frontends.app import create_app
+from trivium.frontends.server import bind, port_of, serve
+from trivium.metrics.instruments import Registry
+from trivium.repository.manager import ModelManager
+from trivium.service import InferenceService, ServiceLimits
+
+
+async def main(options: dict[str, Any]) -> int:
+    http = {"host": "127.0.0.1", "port": 0, "uvicorn_log_level": "warning", **options.get("http", {})}
+    config = HttpConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in http.items()})
+    sock = bind(config)
+    registry = Registry()
+    manager = ModelManager()
+    engine = FakeEngine(**options.get("engine", {}))
+    settings = ModelSettings(**{"model": "fake", **options.get("settings", {})})
+    manager.add(("fake", "fake-alias"), fake_backend(engine, registry, settings=settings, **options.get("backend", {})))
+    limits = ServiceLimits(max_queued=config.max_queued_requests, request_timeout_s=config.request_timeout_s, probe_timeout_s=config.probe_timeout_s)
+    service = InferenceService(manager, limits=limits, registry=registry)
+    print(port_of(sock), flush=True)
+    try:
+        return await serve(create_app(service, config), config, sock=sock)
+    finally:
+        await service.close()
+
+
+if __name__ == "__main__":
+    log.setup(level="info", style="human")
+    if "--uvloop" in sys.argv:
+        import uvloop
+
+        sys.exit(uvloop.run(main(json.loads(sys.argv[1]))))
+    sys.exit(asyncio.run(main(json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"))))

@@ -1,0 +1,60 @@
+"""The written word against the code: generated pages are current, links lead somewhere, snippets parse."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from helpers_source_rules import ROOT
+
+from trivium.cli.main import COMMANDS
+from trivium.config import ServerConfig
+from trivium.config_io import settings_of
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_configuration_page_is_current() -> None:
+    generator = _script("generate_docs")
+    assert generator.PAGE.read_text() == generator.page(), "stale: run make docs"
+
+
+def test_the_configuration_page_has_every_setting() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    assert [name for name, setting in settings_of(ServerConfig).items() if f"`{setting.flag}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_snippets_parse(page: Path) -> None:
+    for snippet in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        ast.parse(snippet)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_flags_in_the_text_exist(page: Path) -> None:
+    text = page.read_text()
+    commands = {name for name in re.findall(r"`trivium ([a-z]+)", text) if name not in COMMANDS}
+    assert commands == set()
+    known = {setting.flag for setting in settings_of(ServerConfig).values()}
+    lines = re.findall(r"^\s*(?:\$ )?trivium serve .*$", text, flags=re.MULTILINE)
+    flags = {flag for line in lines for flag in re.findall(r"--[a-z][a-z-]+", line.split("#")[0])}
+    assert flags - known - {"--config", "--help"} == set()

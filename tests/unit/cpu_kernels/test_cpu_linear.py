@@ -1,0 +1,82 @@
+"""Packed weights against torch's product in double precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trivium.ops.cpu import library
+from trivium.ops.cpu.linear import PackedLinear, try_pack
+
+pytestmark = pytest.mark.skipif(library.kernels() is None, reason="no C++ compiler")
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def make(rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(rows)
+    return torch.randn(rows, num_in).to(dtype), torch.randn(num_out, num_in).to(dtype), torch.randn(num_out).to(dtype)
+
+
+def assert_near(ours: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, num_in: int) -> None:
+    relative = 1e-6 if dtype == torch.float32 else 5e-3
+    torch.testing.assert_close(ours.double(), exact, rtol=relative, atol=3e-6 * num_in**0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 6, 7, 12, 13, 25, 100, 1000])
+@pytest.mark.parametrize(("num_out", "num_in"), [(1, 1), (33, 7), (96, 64), (100, 33), (17, 576)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_product_equals_torch(dtype, rows, num_out, num_in, with_bias):
+    x, weight, bias = make(rows, num_out, num_in, dtype)
+    ours = PackedLinear(weight)(x, bias if with_bias else None)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double() if with_bias else None)
+    assert ours.dtype == dtype
+    assert_near(ours, exact, dtype, num_in)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize(("rows", "width", "num_in"), [(1, 16, 32), (5, 40, 64), (30, 7, 10), (13, 32, 31)])
+def test_gated_product_equals_torch(dtype, kind, rows, width, num_in):
+    x, weight, _ = make(rows, 2 * width, num_in, dtype)
+    ours = PackedLinear(weight, paired=True).gated(x, {"silu": 0, "gelu_tanh": 1, "gelu": 2}[kind])
+    gate, up = torch.nn.functional.linear(x.double(), weight.double()).chunk(2, dim=-1)
+    functional = torch.nn.functional
+    activated = functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
+    assert_near(ours, activated * up, dtype, 10 * num_in)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_gets_the_same_bits_whatever_the_batch_and_threads(dtype):
+    x, weight, bias = make(200, 333, 500, dtype)
+    packed = PackedLinear(weight)
+    whole = packed(x, bias)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 5, 24):
+            torch.set_num_threads(count)
+            for first, last in [(0, 1), (3, 5), (7, 20), (50, 170), (0, 200)]:
+                assert torch.equal(packed(x[first:last], bias), whole[first:last]), (count, first, last)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_shapes_layouts_and_types_of_inputs():
+    x, weight, _ = make(6, 40, 20, torch.bfloat16)
+    packed = PackedLinear(weight)
+    flat = packed(x)
+    assert torch.equal(packed(x.view(2, 3, 20)), flat.view(2, 3, 40))
+    assert torch.equal(packed(x.t().contiguous().t()), flat)
+    assert torch.equal(packed(torch.cat((x, x), dim=1)[:, :20]), flat)
+    assert packed(x, out_dtype=torch.float32).dtype == torch.float32
+    assert torch.equal(packed(x, out_dtype=torch.float32).bfloat16(), flat)
+    assert packed(x.float()).dtype == torch.float32
+    with pytest.raises(AssertionError):
+        packed(x[:, :19])
+
+
+def test_types_without_a_kernel_are_not_packed():
+    assert try_pack(torch.zeros(4, 4, dtype=torch.float64)) is None
+    assert try_pack(torch.zeros(4, 4, dtype=torch.float16)) is None
+    packed = try_pack(torch.zeros(4, 4))
+    assert packed is not None and packed.nbytes == 32 * 4 * 4

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers_kernels import DEVICE, ON_GPU, TOLERANCE, assert_close, make_cache, randn
+
+from trivium.ops.attention.base import AttentionArgs
+from trivium.ops.qkv import prepare_qkv_reference
+from trivium.ops.triton.qkv import prepare_qkv
+
+CASES = [  # tokens, heads, kv heads, head dim, rotary dim, interleaved, qk norm
+    (5, 4, 2, 64, 64, False, False),
+    (3, 14, 2, 64, 64, False, False),
+    (2, 4, 1, 128, 128, True, False),
+    (4, 6, 6, 80, 32, False, False),
+    (3, 4, 2, 96, 96, False, True),
+    (3, 3, 3, 64, 16, True, True),
+    (2, 8, 4, 128, 128, False, True),
+] + ([(1, 32, 8, 128, 128, False, False), (700, 32, 8, 128, 128, False, True), (65, 14, 2, 64, 64, False, False)] if ON_GPU else [])
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_prepare_qkv_equals_reference(case: tuple[int, int, int, int, int, bool, bool], block_size: int) -> None:
+    tokens, heads, kv_heads, dim, rotary_dim, interleaved, qk_norm = case
+    args = AttentionArgs(heads, kv_heads, dim, dim**-0.5)
+    qkv = randn(tokens, (heads + 2 * kv_heads) * dim)
+    angles = torch.rand(4096, rotary_dim // 2, device=DEVICE) * 6.28
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    positions = torch.randint(0, 4096, (tokens,), device=DEVICE)
+    num_blocks = 2 + -(-tokens // block_size)
+    slots = block_size + torch.randperm((num_blocks - 1) * block_size, device=DEVICE)[:tokens]
+    slots[-1] = -1  # padding
+    norms = {"q_norm": randn(dim), "k_norm": randn(dim), "norm_offset": 1.0} if qk_norm else {}
+    cache, expected_cache = make_cache(num_blocks, kv_heads, block_size, dim), make_cache(num_blocks, kv_heads, block_size, dim)
+    expected_cache.key.copy_(cache.key)
+    expected_cache.value.copy_(cache.value)
+
+    expected = prepare_qkv_reference(
+        qkv, cos_sin, positions, slots, expected_cache, args, rotary_dim=rotary_dim, interleaved=interleaved, **norms
+    )
+    out = prepare_qkv(qkv, cos_sin, positions, slots, cache, args, rotary_dim=rotary_dim, interleaved=interleaved, **norms)
+
+    assert_close(out, expected)
+    assert_close(cache.key[1:], expected_cache.key[1:], max(TOLERANCE, 1e-6))
+    assert torch.equal(cache.value[1:], expected_cache.value[1:])
+
+
+def test_prepare_qkv_without_rotation_only_moves() -> None:
+    args = AttentionArgs(2, 1, 64, 0.125)
+    qkv, cache = randn(3, 4 * 64), make_cache(3, 1, 8, 64)
+    slots = torch.tensor([9, 8, 20], device=DEVICE)
+    out = prepare_qkv(qkv, None, slots, slots, cache, args, rotary_dim=64)
+    assert torch.equal(out.flatten(1), qkv[:, :128])
+    assert torch.equal(cache.key[1, 0, 1], qkv[0, 128:192])
+    assert torch.equal(cache.value[2, 0, 4], qkv[2, 192:])
+
+
+def test_prepare_qkv_leaves_other_slots_alone() -> None:
+    args = AttentionArgs(2, 2, 64, 0.125)
+    cache = make_cache(3, 2, 8, 64)
+    before = cache.key.clone()
+    position, slot = torch.tensor([0], device=DEVICE), torch.tensor([-1], device=DEVICE)
+    prepare_qkv(randn(1, 6 * 64), None, position, slot, cache, args, rotary_dim=64)
+    assert torch.equal(cache.key, before)
