@@ -57,7 +57,7 @@ def compile_only() -> Iterator[None]:
     """Inside, launches only compile, side by side on all cores."""
     run = JITFunction.run
 
-    def compile_run(self, *args, grid, warmup, **kwargs):  # noqa: ANN001, ANN002, ANN003, ANN202
+    def compile_run(self, *args, grid, warmup, **kwargs):
         return run(self, *args, grid=grid, warmup=True, **kwargs)
 
     JITFunction.run = compile_run

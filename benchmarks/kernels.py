@@ -113,7 +113,9 @@ def qkv_case(name: str, shape: Shape, tokens: int) -> Case:
     args, width = shape.args, (shape.heads + 2 * shape.kv_heads) * shape.dim
     count = rotation(tokens * width * 4)
     packed = [randn(tokens, width) for _ in range(count)]
-    cache = KVCache(randn(tokens * count // 16 + 2, args.num_kv_heads, 16, args.head_dim), randn(tokens * count // 16 + 2, args.num_kv_heads, 16, args.head_dim))
+    cache = KVCache(
+        randn(tokens * count // 16 + 2, args.num_kv_heads, 16, args.head_dim), randn(tokens * count // 16 + 2, args.num_kv_heads, 16, args.head_dim)
+    )
     angles = torch.rand(8192, shape.dim // 2, device="cuda") * 6.28
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
     positions = torch.arange(tokens, device="cuda") % 8192
@@ -146,7 +148,13 @@ def gathered(cache: Tensor, table: Tensor, length: int) -> Tensor:
 
 
 def decode_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
-    batches = [("1x512", [512]), ("1x8192", [8192]), ("32x640", [640] * 32), ("256x640", [640] * 256), ("256 ragged", [64 + 5 * i for i in range(256)])]
+    batches = [
+        ("1x512", [512]),
+        ("1x8192", [8192]),
+        ("32x640", [640] * 32),
+        ("256x640", [640] * 256),
+        ("256 ragged", [64 + 5 * i for i in range(256)]),
+    ]
     batches += [("1000x576", [576] * 1000), ("128x2112", [2112] * 128)] if name == "8b" else [("1000x192", [192] * 1000)]
     for (label, lens), block_size in itertools.product(batches, (16, 64)):
         if block_size == 64 and label in ("1x512", "256 ragged"):
@@ -170,21 +178,34 @@ def decode_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
         default = decode.config_for(shape.args, 2)
         configs = [default]
         if not quick:
-            sweep = [(64, 4, 3, 2), (64, 4, 3, 8), (64, 4, 4, 4), (64, 4, 2, 4), (32, 4, 4, 4), (32, 2, 4, 8), (128, 4, 3, 2), (128, 8, 3, 2), (128, 8, 2, 4)]
+            sweep = [
+                (64, 4, 3, 2),
+                (64, 4, 3, 8),
+                (64, 4, 4, 4),
+                (64, 4, 2, 4),
+                (32, 4, 4, 4),
+                (32, 2, 4, 8),
+                (128, 4, 3, 2),
+                (128, 8, 3, 2),
+                (128, 8, 2, 4),
+            ]
             configs += [decode.DecodeConfig(tile=t, num_warps=w, num_stages=s, items_per_sm=i) for t, w, s, i in sweep]
         for config in configs:
             plan = decode.schedule(seq_lens, shape.args, config)
 
-            def run(i: int, config=config, plan=plan, query=query, caches=caches, tables=tables, seq_lens=seq_lens) -> Tensor:  # noqa: ANN001
+            def run(i: int, config=config, plan=plan, query=query, caches=caches, tables=tables, seq_lens=seq_lens) -> Tensor:
                 return decode.paged_decode(query, caches[i], tables, seq_lens, shape.args, plan, arrivals(), config)
 
-            variants[("default " if config is default else "") + f"tile={config.tile} w={config.num_warps} s={config.num_stages} i={config.items_per_sm}"] = run
+            variants[
+                ("default " if config is default else "") + f"tile={config.tile} w={config.num_warps} s={config.num_stages} i={config.items_per_sm}"
+            ] = run
         yield Case(f"{name} decode {label} bs={block_size}", variants, expected, bytes=num_bytes, rotations=count)
 
 
 def prefill_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
     for (label, query_lens, prefix), block_size in itertools.product(
-        [("16x512", [512] * 16, 0), ("4x2048", [2048] * 4, 0), ("1x8192", [8192], 0), ("1x128+4096", [128], 4096), ("64x8+500", [8] * 64, 500)], (16, 64)
+        [("16x512", [512] * 16, 0), ("4x2048", [2048] * 4, 0), ("1x8192", [8192], 0), ("1x128+4096", [128], 4096), ("64x8+500", [8] * 64, 500)],
+        (16, 64),
     ):
         lens = [n + prefix for n in query_lens]
         caches, tables, seq_lens = paged(shape, lens, block_size, 1)
@@ -193,10 +214,10 @@ def prefill_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
         query = randn(tokens, shape.heads, shape.dim)
         pairs = sum(q * (s - q) + q * (q + 1) / 2 for q, s in zip(query_lens, lens, strict=True))
 
-        def dense(cache=caches[0], tables=tables, lens=lens) -> list[tuple[Tensor, Tensor]]:  # noqa: ANN001
+        def dense(cache=caches[0], tables=tables, lens=lens) -> list[tuple[Tensor, Tensor]]:
             return [(gathered(cache.key, tables[r], n), gathered(cache.value, tables[r], n)) for r, n in enumerate(lens)]
 
-        def expected(query=query, query_lens=query_lens, lens=lens, dense=dense) -> Tensor:  # noqa: ANN001
+        def expected(query=query, query_lens=query_lens, lens=lens, dense=dense) -> Tensor:
             parts, at = [], 0
             for (k, v), q_len, n in zip(dense(), query_lens, lens, strict=True):
                 q = query[at : at + q_len].transpose(0, 1)[None].float()
@@ -216,21 +237,32 @@ def prefill_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
             dense_query = query.view(rows, -1, shape.heads, shape.dim).transpose(1, 2)
             k, v = (randn(rows, shape.kv_heads, query_lens[0], shape.dim) for _ in range(2))
 
-            def reference(i: int, q=dense_query, k=k, v=v) -> Tensor:  # noqa: ANN001
+            def reference(i: int, q=dense_query, k=k, v=v) -> Tensor:
                 return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
         variants: dict[str, Callable[[int], Tensor]] = {}
         default = prefill.config_for(shape.args, tokens, len(query_lens), max(query_lens), 2)
         configs = [default]
         if not quick:
-            sweep = [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (128, 64, 4, 3), (128, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2)]
+            sweep = [
+                (128, 64, 8, 3),
+                (128, 64, 8, 2),
+                (128, 128, 8, 2),
+                (128, 64, 4, 3),
+                (128, 64, 4, 2),
+                (64, 64, 4, 3),
+                (64, 64, 4, 2),
+                (64, 128, 4, 2),
+            ]
             configs += [prefill.PrefillConfig(*values) for values in sweep]
         for config in configs:
 
-            def run(i: int, config=config, query=query, cache=caches[0], tables=tables, starts=starts, seq_lens=seq_lens) -> Tensor:  # noqa: ANN001
+            def run(i: int, config=config, query=query, cache=caches[0], tables=tables, starts=starts, seq_lens=seq_lens) -> Tensor:
                 return prefill.paged_prefill(query, cache, tables, starts, seq_lens, shape.args, config)
 
-            variants[("default " if config is default else "") + f"m={config.block_m} n={config.tile} w={config.num_warps} s={config.num_stages}"] = run
+            variants[("default " if config is default else "") + f"m={config.block_m} n={config.tile} w={config.num_warps} s={config.num_stages}"] = (
+                run
+            )
         yield Case(f"{name} prefill {label} bs={block_size}", variants, expected, reference, flops=4 * shape.heads * shape.dim * pairs)
 
 
@@ -260,14 +292,14 @@ def matvec_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
         variants: dict[str, Callable[[int], Tensor]] = {}
         for config in configs:
 
-            def run(i: int, x=x, weights=weights, kind=kind, config=config) -> Tensor:  # noqa: ANN001
+            def run(i: int, x=x, weights=weights, kind=kind, config=config) -> Tensor:
                 return matvec.matvec(x, weights[i], kind=kind, config=config)
 
             variants[("default " if config is default else "") + f"rows={config.rows} w={config.num_warps}"] = run
         if op in ("qkv", "gate_up"):
             scale = torch.ones(x.shape[1], dtype=BF16, device="cuda")
 
-            def run_normed(i: int, x=x, weights=weights, kind=kind, scale=scale) -> Tensor:  # noqa: ANN001
+            def run_normed(i: int, x=x, weights=weights, kind=kind, scale=scale) -> Tensor:
                 return matvec.matvec(x, weights[i], kind=kind, norm=scale)
 
             variants["default with norm"] = run_normed
@@ -275,7 +307,16 @@ def matvec_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
 
 
 def skinny_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
-    sweep = [(64, 64, 4, 6, 2), (64, 128, 4, 4, 2), (64, 128, 4, 6, 1), (64, 64, 4, 4, 3), (128, 64, 4, 4, 2), (128, 64, 8, 4, 2), (128, 128, 8, 4, 1), (256, 64, 8, 4, 1)]
+    sweep = [
+        (64, 64, 4, 6, 2),
+        (64, 128, 4, 4, 2),
+        (64, 128, 4, 6, 1),
+        (64, 64, 4, 4, 3),
+        (128, 64, 4, 4, 2),
+        (128, 64, 8, 4, 2),
+        (128, 128, 8, 4, 1),
+        (256, 64, 8, 4, 1),
+    ]
     for op, m in itertools.product(shape.weights(), (4, 16, 32, 64, 128)):
         weights, x, kind, reference, expected = product_inputs(shape, op, m)
         default = skinny.config_for(m, weights[0].shape[0], x.shape[1], is_gated=bool(kind))
@@ -286,7 +327,7 @@ def skinny_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
         variants: dict[str, Callable[[int], Tensor]] = {}
         for config in configs:
 
-            def run(i: int, x=x, weights=weights, kind=kind, config=config) -> Tensor:  # noqa: ANN001
+            def run(i: int, x=x, weights=weights, kind=kind, config=config) -> Tensor:
                 return skinny.skinny(x, weights[i], None, arrivals(), kind=kind, config=config)
 
             label = f"n={config.block_n} k={config.block_k} w={config.num_warps} s={config.num_stages} p={config.programs_per_sm} f={config.prefetch}"

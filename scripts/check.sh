@@ -9,9 +9,9 @@ run() {
     shift
     "$@" || failed+=("$*")
 }
-run "lint" $bin/ruff check .
+run "lint" $bin/ruff check --output-format concise .
 run "format" $bin/ruff format --check .
 run "types" $bin/basedpyright --pythonpath $bin/python
-run "layers" $bin/lint-imports --no-logo
+run "layers" $bin/lint-imports --no-logo --no-cache
 for command in "${failed[@]}"; do echo "failed: $command" >&2; done
 exit $((${#failed[@]} > 0))

@@ -145,3 +145,8 @@ def _subclasses(cls: type[TriviumError]) -> list[type[TriviumError]]:
 
 ERRORS_BY_SLUG: dict[str, type[TriviumError]] = {cls.slug: cls for cls in reversed(_subclasses(TriviumError))}
 """Slug to class: how an error that crossed a process boundary is raised again."""
+
+
+def error_from_slug(slug: str, message: str) -> TriviumError:
+    """The error that another process reported; an unknown slug makes an `InternalError`."""
+    return ERRORS_BY_SLUG.get(slug, InternalError)(message)

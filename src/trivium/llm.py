@@ -1,10 +1,10 @@
 """`LLM`: the engine without a server, with vLLM's signatures and results.
 
-    from trivium import LLM, SamplingParams
+from trivium import LLM, SamplingParams
 
-    with LLM(model="path/to/model") as llm:
-        outputs = llm.generate(["The capital of France is"], SamplingParams(temperature=0.0, max_tokens=8))
-        print(outputs[0].outputs[0].text)
+with LLM(model="path/to/model") as llm:
+    outputs = llm.generate(["The capital of France is"], SamplingParams(temperature=0.0, max_tokens=8))
+    print(outputs[0].outputs[0].text)
 """
 
 from __future__ import annotations
@@ -234,7 +234,9 @@ class LLM:
         if not ids:
             raise InvalidRequest("The prompt has no tokens.", param="prompts")
         if len(ids) >= self._ready.max_model_len:
-            raise PromptTooLong(f"The prompt has {len(ids)} tokens, but prompt and output together hold {self._ready.max_model_len}.", param="prompts")
+            raise PromptTooLong(
+                f"The prompt has {len(ids)} tokens, but prompt and output together hold {self._ready.max_model_len}.", param="prompts"
+            )
         return text, ids
 
     def _request(self, text: str | None, ids: list[int], params: SamplingParams, priority: int, arrived_at: float) -> _Request:

@@ -118,6 +118,11 @@ class SafeHandler(logging.Handler):
             self.dropped_lines += 1
 
 
+def dropped_lines() -> int:
+    """Lines of this process that could not be written so far, since logging was set up."""
+    return sum(handler.dropped_lines for handler in logging.getLogger().handlers if isinstance(handler, SafeHandler))
+
+
 def setup(*, level: str | None = None, style: str | None = None, stream: TextIO | None = None) -> None:
     """Configure logging of this process; calling it again replaces what was set.
 

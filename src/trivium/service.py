@@ -10,7 +10,7 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 
-from trivium.backends.base import ChatPrompt, GenerateEvent, Generation, ModelBackend, ModelInfo
+from trivium.backends.base import ChatPrompt, GenerateEvent, Generation, ModelBackend, ModelInfo, Vocabulary
 from trivium.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloaded, TriviumError
 from trivium.metrics.catalogue import ADMISSION_REJECTIONS
 from trivium.metrics.exposition import Exposition
@@ -19,7 +19,7 @@ from trivium.metrics.sequence import ModelMetrics
 from trivium.repository.manager import Lease, ModelManager, ModelState
 from trivium.types import GenerateRequest
 
-__all__ = ["ChatPrompt", "GenerateEvent", "Generation", "InferenceService", "ModelInfo", "ServiceLimits"]
+__all__ = ["ChatPrompt", "GenerateEvent", "Generation", "InferenceService", "ModelInfo", "ServiceLimits", "Vocabulary"]
 
 REFRESH_TIMEOUT_S = 0.25
 """How long a scrape waits for an engine to report fresh figures."""
@@ -92,9 +92,10 @@ class InferenceService:
         with self._leased(model) as backend:
             return await backend.detokenize(token_ids)
 
-    def token_strings(self, model: str, token_ids: list[int]) -> list[str]:
+    def vocabulary(self, model: str) -> Vocabulary:
+        """To be used as long as a request of the model is open."""
         with self._leased(model) as backend:
-            return backend.token_strings(token_ids)
+            return backend
 
     # -- what is there ------------------------------------------------------------------------------------------------------------
 

@@ -44,9 +44,6 @@ class ServerProcess:
     def http(self, **kwargs: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20, **kwargs)
 
-    def async_http(self, **kwargs: Any) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=20, **kwargs)
-
     def openai(self, **kwargs: Any) -> openai.OpenAI:
         return openai.OpenAI(**{"base_url": f"{self.url}/v1", "api_key": "unused", "max_retries": 0, "timeout": 20, **kwargs})
 

@@ -59,7 +59,21 @@ class Generation(Protocol):
         ...
 
 
-class ModelBackend(Protocol):
+class Vocabulary(Protocol):
+    """What token ids read."""
+
+    async def detokenize(self, token_ids: list[int]) -> str: ...
+
+    def token_strings(self, token_ids: list[int]) -> list[str]:
+        """Text of each token on its own."""
+        ...
+
+    def token_bytes(self, token_ids: list[int]) -> list[bytes]:
+        """What each token adds to a text: also where that is a part of a character."""
+        ...
+
+
+class ModelBackend(Vocabulary, Protocol):
     """One loaded model."""
 
     @property
@@ -78,10 +92,6 @@ class ModelBackend(Protocol):
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
     async def tokenize_chat(self, request: ChatPrompt) -> list[int]: ...
-
-    async def detokenize(self, token_ids: list[int]) -> str: ...
-
-    def token_strings(self, token_ids: list[int]) -> list[str]: ...
 
     async def probe(self, timeout_s: float) -> None:
         """Returns once the model has proved that it can work. Raises `NotReady` or `EngineDead`."""

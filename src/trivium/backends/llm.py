@@ -104,6 +104,9 @@ class LLMBackend:
         check_token_ids("tokens", token_ids, self._info.vocab_size)
         return [tokenizer.token_to_str(token_id) for token_id in token_ids]
 
+    def token_bytes(self, token_ids: list[int]) -> list[bytes]:
+        return [b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id) for token_id in token_ids]
+
     async def probe(self, timeout_s: float) -> None:
         await self._engine.probe(timeout_s)
 

@@ -66,8 +66,11 @@ class Prompter:
         template = self._template
         if template is None and prompt.chat_template is None:
             raise UnsupportedFeature("This model has no chat template; set one with --chat-template, or use completions.", param="messages")
-        # Templates are rendered by another process, which is waited for.
-        return await self._run(partial(_render, template, tokenizer, prompt, max_tokens), INLINE_CHARS)
+        try:
+            # Templates are rendered by another process, which is waited for.
+            return await self._run(partial(_render, template, tokenizer, prompt, max_tokens), INLINE_CHARS)
+        except PromptTooLong as error:
+            raise PromptTooLong(error.message, param="messages") from None
 
     async def detokenize(self, token_ids: list[int]) -> str:
         self._check_ids("tokens", token_ids)

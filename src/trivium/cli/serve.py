@@ -18,10 +18,12 @@ from trivium.cli.loading import load_backend, served_names
 from trivium.cli.options import CONTEXT, SettingsCommand, resolve_options, setting_options
 from trivium.cli.ready import ready_block
 from trivium.cli.terminal import Steps
+from trivium.cli.vllm_flags import check_foreign, foreign_options
 from trivium.config import ServerConfig
 from trivium.errors import ConfigError
 from trivium.frontends.app import create_app
 from trivium.frontends.server import bind, port_of, serve
+from trivium.metrics.catalogue import LOG_LINES_DROPPED
 from trivium.metrics.instruments import Registry
 from trivium.repository.manager import ModelManager
 from trivium.service import InferenceService, ServiceLimits
@@ -32,11 +34,13 @@ logger = logging.getLogger(__name__)
 @click.command(name="serve", cls=SettingsCommand, context_settings=CONTEXT)
 @click.argument("model_argument", metavar="[MODEL]", default="")
 @setting_options(ServerConfig)
+@foreign_options
 def command(*, model_argument: str, **options: Any) -> int:
     """Serve MODEL over the OpenAI API: a folder, a .gguf file or a hub name; without it, the packaged model.
 
     Every flag is also a TRIVIUM_* variable and a line of a --config file; `trivium config show --origin` tells which one counts.
     """
+    check_foreign(options)
     if model_argument and options["model"] not in (None, model_argument):
         raise ConfigError(f"Two models were named: {model_argument} and --model {options['model']}.", param="model")
     config = resolve_options(ServerConfig, options, model=model_argument or options["model"]).config
@@ -56,7 +60,7 @@ async def run(config: ServerConfig, sock: socket.socket) -> int:
     manager = ModelManager()
     names = served_names(config.engine.model)
     manager.expect(names)
-    service = InferenceService(manager, limits=_limits(config), registry=Registry())
+    service = InferenceService(manager, limits=_limits(config), registry=_registry())
     server = asyncio.create_task(serve(create_app(service, config.http), config.http, sock=sock), name="http")
     loading = asyncio.create_task(_load(config, service, names[0]), name="loading")
     try:
@@ -73,6 +77,17 @@ async def run(config: ServerConfig, sock: socket.socket) -> int:
             task.cancel()
         await asyncio.gather(loading, server, return_exceptions=True)
         await service.close()
+
+
+def _registry() -> Registry:
+    registry = Registry()
+    dropped = registry.counter(LOG_LINES_DROPPED)
+
+    def refresh() -> None:
+        dropped.inc(log.dropped_lines() - dropped.value)
+
+    registry.refreshers.append(refresh)
+    return registry
 
 
 def _limits(config: ServerConfig) -> ServiceLimits:

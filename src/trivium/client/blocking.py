@@ -8,7 +8,7 @@ import zmq
 
 from trivium.client.process import EngineProcess
 from trivium.config import EngineConfig
-from trivium.errors import ERRORS_BY_SLUG, EngineDead, ModelLoadError
+from trivium.errors import EngineDead, error_from_slug
 from trivium.protocol.messages import (
     Abort,
     AddRequest,
@@ -83,7 +83,7 @@ class BlockingEngineClient:
                 raise EngineDead(f"The engine process ended unexpectedly (exit code {code}).")
         message = decode_from_engine(self._socket.recv())
         if isinstance(message, EngineFailed):
-            raise ERRORS_BY_SLUG.get(message.slug, ModelLoadError)(message.message)
+            raise error_from_slug(message.slug, message.message)
         return message
 
     def _wait_until_ready(self, on_progress: Callable[[Progress], None] | None) -> EngineReady:

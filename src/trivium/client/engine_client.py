@@ -14,7 +14,7 @@ import zmq.asyncio
 
 from trivium.client.process import EngineProcess
 from trivium.config import EngineConfig
-from trivium.errors import ERRORS_BY_SLUG, EngineDead, ModelLoadError, NotReady, TriviumError
+from trivium.errors import EngineDead, NotReady, TriviumError, error_from_slug
 from trivium.protocol.messages import (
     Abort,
     AddRequest,
@@ -253,7 +253,7 @@ class EngineClient:
             self._handle(decode_from_engine(await socket.recv()), became_ready)
 
     async def _drain(self, socket: zmq.asyncio.Socket, became_ready: asyncio.Event) -> None:
-        while await socket.poll(0, zmq.POLLIN):
+        while await socket.poll(0):
             self._handle(decode_from_engine(await socket.recv()), became_ready)
 
     def _handle(self, message: FromEngine, became_ready: asyncio.Event) -> None:
@@ -282,7 +282,7 @@ class EngineClient:
                 if self._first_ready is not None and not self._first_ready.done():
                     self._first_ready.set_result(None)
             case EngineFailed():
-                self.failure = _error_from(message)
+                self.failure = error_from_slug(message.slug, message.message)
 
     def _on_stats(self, stats: EngineStats) -> None:
         self._stats = stats
@@ -298,8 +298,3 @@ class EngineClient:
         # A DEALER without a high-water mark takes a message at once: the future is done when `send` returns, and the order is kept.
         if self._socket is not None:
             self._socket.send(encode(message), zmq.NOBLOCK)
-
-
-def _error_from(message: EngineFailed) -> TriviumError:
-    cls = ERRORS_BY_SLUG.get(message.slug, ModelLoadError)
-    return cls(message.message)

@@ -22,7 +22,9 @@ def detect_device(config: EngineConfig, rank: int = 0) -> tuple[torch.device, De
         torch.cuda.set_device(device)
         free, total = torch.cuda.mem_get_info(device)
         name = torch.cuda.get_device_name(device)
-        info = DeviceInfo(type="cuda", name=name, total_memory=total, free_memory=free, has_bf16=torch.cuda.is_bf16_supported(including_emulation=False))
+        info = DeviceInfo(
+            type="cuda", name=name, total_memory=total, free_memory=free, has_bf16=torch.cuda.is_bf16_supported(including_emulation=False)
+        )
         return device, info
     free = available_host_memory()
     flags = _cpu_flags()

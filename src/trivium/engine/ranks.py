@@ -6,6 +6,7 @@ the same counters, so no token travels back. A rank that ends takes the engine d
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -24,6 +25,8 @@ from trivium.errors import EngineDead
 from trivium.ops.collective import ParallelContext
 from trivium.scheduling.step import StepPlan
 
+logger = logging.getLogger(__name__)
+
 READY = b"ready"
 
 
@@ -36,7 +39,7 @@ def join_ranks(config: EngineConfig, rank: int, store_path: Path | None) -> Para
     is_gpu = config.device != "cpu" and torch.cuda.is_available()
     if is_gpu:
         torch.cuda.set_device(rank)
-    store = dist.FileStore(str(store_path), size)
+    store = dist.FileStore(str(store_path), size)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("nccl" if is_gpu else "gloo", store=store, rank=rank, world_size=size)
     return ParallelContext(rank, size, dist.group.WORLD)
 
@@ -74,7 +77,7 @@ class RankProcesses:
         code = process.wait()
         if not self._is_closing:
             # The main thread may sit in a collective that will never end, so there is nobody left to raise to.
-            print(f"rank {rank} ended unexpectedly (exit code {code}); the engine stops", file=sys.stderr, flush=True)
+            logger.error("rank %d ended unexpectedly (exit code %d); the engine stops", rank, code)
             shutil.rmtree(self.folder, ignore_errors=True)
             os._exit(1)
 

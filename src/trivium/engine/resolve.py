@@ -70,7 +70,8 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: DeviceInfo, *, is_ggu
         notes.append(f"max_num_batched_tokens {max_num_batched_tokens}: the default on {device.name}")
     if max_num_batched_tokens < max_num_seqs:
         raise ConfigError(
-            f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({max_num_seqs}): every running sequence needs a token a step.",
+            f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({max_num_seqs}): "
+            "every running sequence needs a token a step.",
             param="max_num_batched_tokens",
         )
     return ResolvedConfig(

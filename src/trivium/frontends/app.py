@@ -43,6 +43,8 @@ def create_app(service: InferenceService, config: HttpConfig | None = None) -> S
     if config.allowed_origins:
         middleware.insert(0, _cors(config.allowed_origins))
     app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _raise_http_error})
+    # A redirect would be built from the Host header, which anybody can forge.
+    app.router.redirect_slashes = False
     app.state.service = service
     return app
 

@@ -15,7 +15,7 @@ from trivium.frontends.errors import HttpError
 T = TypeVar("T")
 
 _PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
-_KEY_PATH = re.compile(r" - at `key in \$?\.?([^`]*)`$")
+_KEY_PATH = re.compile(r" - at `key` in `\$?\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*?)`")
 _MISSING = re.compile(r"^Object missing required field `(.*?)`")
 

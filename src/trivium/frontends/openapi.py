@@ -73,8 +73,7 @@ def _answers() -> Json:
     chunk_choice = _object(index=_INTEGER, delta=delta, logprobs=_nullable(chat_logprobs), finish_reason=_nullable(reasons))
     head: Json = {"id": _STRING, "object": _STRING, "created": _INTEGER, "model": _STRING}
     usage = _object(prompt_tokens=_INTEGER, completion_tokens=_INTEGER, total_tokens=_INTEGER, prompt_tokens_details=_object(cached_tokens=_INTEGER))
-    model = _object(
-        id=_STRING, object=_STRING, created=_INTEGER, owned_by=_STRING, root=_STRING, parent=_ANY, max_model_len=_INTEGER)
+    model = _object(id=_STRING, object=_STRING, created=_INTEGER, owned_by=_STRING, root=_STRING, parent=_ANY, max_model_len=_INTEGER)
     return {
         "Usage": usage,
         "Completion": _object(**head, choices=_list(completion_choice), usage=_ref("Usage")),

@@ -35,7 +35,7 @@ _DATE_INTERVAL_S: Final = 1.0
 
 
 def bind(config: HttpConfig) -> socket.socket:
-    """A listening socket's address is taken here, before a model is loaded. Raises `ConfigError` when it can't be had."""
+    """A listening socket, taken before a model is loaded. Raises `ConfigError` when it can't be had."""
     try:
         family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -43,6 +43,8 @@ def bind(config: HttpConfig) -> socket.socket:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(address)
+        # Only a listening socket keeps others from binding the same port.
+        sock.listen(BACKLOG)
     except OSError as error:
         raise ConfigError(f"Can't listen on {config.host}, port {config.port}: {error.strerror or error}.", param="port") from None
     sock.set_inheritable(False)

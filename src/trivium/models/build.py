@@ -13,6 +13,7 @@ from trivium.errors import UnsupportedWeightFormat
 from trivium.layers.base import BuildContext, RopeTable
 from trivium.layers.linear import PlainLinear
 from trivium.models.decoder import Decoder
+from trivium.models.fused import try_fuse
 from trivium.models.loader import ProgressCallback, fill_dummy, load_weights
 from trivium.models.registry import create_layout
 from trivium.ops.attention.base import AttentionBackend
@@ -59,6 +60,7 @@ def build_model(
         fill_dummy(model)
     else:
         load_weights(model, layout, source, progress, tied_head=f"{layout.head}.weight" if spec.tie_embeddings else "")
+    model.fused = try_fuse(model)
     return model
 
 

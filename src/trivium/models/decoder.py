@@ -18,6 +18,7 @@ from trivium.layers.norm import RMSNorm
 from trivium.models.layout import LayerNames, Layout
 from trivium.ops.attention.base import KVCache
 from trivium.ops.batch import ForwardBatch
+from trivium.ops.decoder import FusedLayers
 
 
 class Decoder(Layer):
@@ -34,11 +35,16 @@ class Decoder(Layer):
         # Rounded to the model's dtype, as the networks were trained with it.
         self.embed_scale = None if spec.embed_scale is None else torch.tensor(spec.embed_scale, dtype=context.dtype).item()
 
+        self.fused: FusedLayers | None = None
+        """All layers and the final norm as one op, where the device has one (`models.fused`); set after loading."""
+
     def forward(self, batch: ForwardBatch, caches: Sequence[KVCache]) -> Tensor:
         """One step: [T, hidden], normed. The attention back end has planned `batch`; keys and values of its tokens enter the caches."""
         residual = self.embedding.lookup(batch.input_ids)
         if self.embed_scale is not None:
             residual = residual * self.embed_scale
+        if self.fused is not None:
+            return self.fused(residual, batch, caches)
         hidden: Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden, residual = layer(hidden, residual, batch, cache)

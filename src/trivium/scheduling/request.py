@@ -22,15 +22,12 @@ class Status(Enum):
 
 
 class Request:
-    """Positions of a request's tokens, in order:
+    """Tokens known so far, and how far they are computed.
 
-        0 ─ num_computed ─ prefill_end ─ … ─ last_position ─ max_len
-            cached once     known when      the token here
-            the scheduled   it was taken    is never fed
-            steps ran       from the queue
-
-    `num_computed` counts what scheduled steps compute, run or not. Below `prefill_end` inputs are known tokens, from there on each step
-    feeds the one token that the row itself sampled last, which may not have reached the host yet.
+    - `num_computed`: tokens that scheduled steps compute, whether they have run or not;
+    - `prefill_end`: tokens that were known when the request last left the queue. Below it inputs come from `token_ids`; from there on every
+      step feeds the one token that the row itself sampled last, which may not have reached the host yet;
+    - `max_len`: prompt and output together when `length` ends it. The token at `last_position`, the last one, is never fed.
     """
 
     __slots__ = (

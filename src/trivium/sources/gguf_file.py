@@ -48,7 +48,6 @@ BLOCK_LAYOUT: Final[dict[int, tuple[str, int, int]]] = {
     6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34),
-    9: ("Q8_1", 32, 36),
     10: ("Q2_K", 256, 84),
     11: ("Q3_K", 256, 110),
     12: ("Q4_K", 256, 144),
@@ -158,7 +157,7 @@ class _Parser:
         num_tensors, num_values = self._preamble()
         metadata: dict[str, Any] = {}
         for _ in range(num_values):
-            key = self._string(MAX_NAME_BYTES)
+            key = self._name()
             if key in metadata:
                 raise ModelLoadError(f"{self.path}: metadata {key!r} appears twice.")
             metadata[key] = self._typed_value(self._number(_SCALARS[4]))
@@ -201,10 +200,10 @@ class _Parser:
     def _number(self, layout: struct.Struct) -> Any:
         return layout.unpack(self._bytes(layout.size))[0]
 
-    def _string(self, max_bytes: int) -> str:
+    def _name(self) -> str:
         length = self._number(_SCALARS[10])
-        if length > max_bytes:
-            raise ModelLoadError(f"{self.path}: a name of {length} bytes at byte {self.pos}; at most {max_bytes} are allowed.")
+        if length > MAX_NAME_BYTES:
+            raise ModelLoadError(f"{self.path}: a name of {length} bytes at byte {self.pos}; at most {MAX_NAME_BYTES} are allowed.")
         return self._decode(self._bytes(length))
 
     def _decode(self, raw: bytes) -> str:
@@ -215,7 +214,7 @@ class _Parser:
 
     def _typed_value(self, type_id: int) -> Any:
         if type_id == _STRING:
-            return self._string(self.size)
+            return self._decode(self._bytes(self._number(_SCALARS[10])))
         if type_id == _ARRAY:
             return self._array()
         return self._number(self._scalar(type_id))
@@ -253,7 +252,7 @@ class _Parser:
         return [self._decode(chunk) for chunk in chunks]
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self._string(MAX_NAME_BYTES)
+        name = self._name()
         num_dims = self._number(_SCALARS[4])
         if num_dims > MAX_DIMS:
             raise WeightError(f"{self.path}: tensor {name!r} has {num_dims} dimensions; at most {MAX_DIMS} are allowed.")

@@ -21,6 +21,7 @@ MAX_OUTPUT_CHARS: Final = 1 << 24
 CPU_SECONDS: Final = 5.0
 """A long conversation takes milliseconds."""
 MAX_WORKER_BYTES: Final = 1 << 30
+GRACE_SECONDS: Final = 1.0
 
 _WORKER_FILE: Final = Path(__file__).with_name("template_worker.py")
 _RESERVED: Final = ("messages", "add_generation_prompt", "tools", "documents")
@@ -165,7 +166,12 @@ class _Worker:
 
 
 def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    code = process.wait()
+    """A process that let go of its pipes is about to end; one that doesn't is made to."""
+    try:
+        code = process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
     return "out of time" if code == -signal.SIGPROF else f"its process ended with {code}"
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    from trivium.text.tokenizer import Tokenizer
+from trivium.text.token_bytes import ByteDecoder
 
 REPLACEMENT: Final = "\ufffd"
 CONTEXT_TOKENS: Final = 6
@@ -21,12 +20,23 @@ MAX_HELD_TOKENS: Final = 16
 """A window that still ends in U+FFFD after so many tokens is no unfinished character."""
 
 
+class Vocabulary(Protocol):
+    """What is needed of a `Tokenizer`, which says what each part means."""
+
+    byte_decoder: ByteDecoder | None
+    special_ids: frozenset[int]
+    added_tokens: dict[int, str]
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
 class IncrementalDetokenizer:
     """Text of the tokens that follow `prompt_ids`. Feed each token with `push`, then call `flush` once."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Vocabulary,
         *,
         prompt_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
@@ -49,7 +59,7 @@ class IncrementalDetokenizer:
 
 
 class _ByteStream:
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+    def __init__(self, tokenizer: Vocabulary, *, skip_special: bool) -> None:
         assert tokenizer.byte_decoder is not None
         self._bytes_of = tokenizer.token_bytes
         self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
@@ -83,7 +93,7 @@ class _ByteStream:
 class _WindowStream:
     """Two offsets into the tokens: up to `_read` their text is out; `_start` is where the window begins that gives it context."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool, join_special: bool) -> None:
+    def __init__(self, tokenizer: Vocabulary, *, skip_special: bool, join_special: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._names = tokenizer.added_tokens if join_special else {}
@@ -135,7 +145,7 @@ class _WindowStream:
         return text
 
 
-def decode_with_runs(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+def decode_with_runs(tokenizer: Vocabulary, ids: Sequence[int]) -> str:
     """All of `ids` with special tokens, those that follow one another without spaces between them."""
     stream = _WindowStream(tokenizer, skip_special=False, join_special=True)
     return "".join([*(stream.push(token_id) for token_id in ids), stream.flush()])

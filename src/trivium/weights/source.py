@@ -11,28 +11,19 @@ from trivium.sources.files import ModelFiles
 
 
 class WeightSource(Protocol):
-    """Tensors of a checkpoint. Opening checks every header; tensor data is read by `load` alone."""
+    """Tensors of a checkpoint. Opening checks every header; tensor data is read by `load` alone.
+
+    `total_bytes`: of tensor data in the files. `names`: in the order of the files, so that reading them in turn reads the disk in turn.
+    `load`: CPU tensor; it may share the file's pages, so it is only valid while the file stays as it is. `file_of`: for error messages.
+    The last three raise `WeightError` for a name that is not there.
+    """
 
     @property
-    def total_bytes(self) -> int:
-        """Bytes of tensor data in the files."""
-        ...
-
-    def names(self) -> list[str]:
-        """In the order of the files, so that reading them in turn reads the disk in turn."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Raises `WeightError` for a name that is not there; so do the two below."""
-        ...
-
-    def load(self, name: str) -> Tensor:
-        """CPU tensor; it may share the file's pages, so keep a copy (or move it) if the file may change later."""
-        ...
-
-    def file_of(self, name: str) -> str:
-        """For error messages."""
-        ...
+    def total_bytes(self) -> int: ...
+    def names(self) -> list[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def load(self, name: str) -> Tensor: ...
+    def file_of(self, name: str) -> str: ...
 
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

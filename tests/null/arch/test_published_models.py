@@ -141,6 +141,11 @@ def test_deepseek_v3() -> None:
     assert (spec.quantization, spec.num_extra_layers) == ("fp8", 1)
 
 
+def test_deepseek_without_scaling_has_the_plain_scale() -> None:
+    attention = ModelSpec.from_config({**DEEPSEEK_V3, "rope_scaling": None}).layers[0].attention
+    assert attention.scale == 192**-0.5
+
+
 def test_deepseek_v2_lite() -> None:
     moe = ModelSpec.from_config(DEEPSEEK_V2_LITE).layers[1].feed_forward
     assert isinstance(moe, MoeSpec)

@@ -147,6 +147,21 @@ def test_both_forms_of_rope_parameters_mean_the_same() -> None:
     assert rope_of({**LLAMA_3_1_8B, "rope_scaling": {**LLAMA_3_1_8B["rope_scaling"], "type": "ignored"}}) == older
 
 
+def test_rope_parameters_may_differ_by_layer_type() -> None:
+    parameters = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    }
+    text = {key: value for key, value in GEMMA_3_4B["text_config"].items() if key != "rope_scaling"}
+    newer = {**GEMMA_3_4B, "text_config": {**text, "rope_parameters": parameters}}
+    assert ModelSpec.from_config(newer) == ModelSpec.from_config(GEMMA_3_4B)
+
+
+def test_linear_scaling_divides_every_frequency() -> None:
+    rope = rope_of(scaled(type="linear", factor=4.0))
+    assert (rope.kind, rope.factor, rope.theta) == ("linear", 4.0, 10_000.0)
+
+
 def test_rope_theta_has_a_default_per_family() -> None:
     assert rope_of(LLAMA_2_7B).theta == 10_000.0
     assert rope_of({key: value for key, value in MIXTRAL_8X7B.items() if key != "rope_theta"}).theta == 1_000_000.0

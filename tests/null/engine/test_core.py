@@ -76,6 +76,11 @@ def request(name: str, max_tokens: int = 3) -> AddRequest:
     return AddRequest(request_id=name, prompt_token_ids=[1, 2, 3], params=SamplingParams(max_tokens=max_tokens), max_tokens=max_tokens)
 
 
+def empty_plan(step_id: int) -> StepPlan:
+    columns = ("new_rows", "rows", "num_tokens", "num_computed", "num_fed", "token_ids", "samples", "block_starts", "new_blocks")
+    return StepPlan(step_id=step_id, **{name: [] for name in columns})
+
+
 def run(batches: list[list[tuple[bytes, ToEngine]]], *, depth: int = 1) -> tuple[ScriptedMailbox, CountingRunner, EngineCore]:
     limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=32, block_size=8)
     mailbox, runner = ScriptedMailbox(batches), CountingRunner()
@@ -174,8 +179,7 @@ def test_thread_executor_keeps_order_and_hands_on_what_a_step_raises() -> None:
             return super().launch(plan)
 
     executor = ThreadExecutor(Failing())
-    empty = {"new_rows": [], "rows": [], "num_tokens": [], "num_computed": [], "num_fed": [], "token_ids": [], "samples": [], "block_starts": [], "new_blocks": []}
-    handles = [executor.submit(StepPlan(step_id=step, **empty)) for step in range(3)]
+    handles = [executor.submit(empty_plan(step)) for step in range(3)]
     assert [handle.result().step_id for handle in handles[:2]] == [0, 1]
     with pytest.raises(MemoryError, match="no room"):
         handles[2].result()
@@ -193,7 +197,6 @@ def test_broadcast_executor_sends_each_plan_before_it_runs_it() -> None:
             runner.log.append(("close", 0))
 
     executor = BroadcastExecutor(InlineExecutor(runner), Sink())
-    empty = {"new_rows": [], "rows": [], "num_tokens": [], "num_computed": [], "num_fed": [], "token_ids": [], "samples": [], "block_starts": [], "new_blocks": []}
-    executor.submit(StepPlan(step_id=4, **empty)).result()
+    executor.submit(empty_plan(4)).result()
     executor.close()
     assert runner.log == [("send", 4), ("launch", 4), ("result", 4), ("close", 0)]

@@ -126,7 +126,7 @@ class FakeEngine:
     def check_idle(self) -> None:
         """Nothing is left of any request."""
         scheduler = self.scheduler
-        scheduler.check_integrity()
+        scheduler.check_integrity(thorough=True)
         stats = scheduler.stats()
         assert stats.num_free_blocks == stats.num_blocks
         assert (stats.num_running, stats.num_waiting, scheduler.num_in_flight) == (0, 0, 0)
@@ -139,4 +139,4 @@ class FakeEngine:
 
     def _check(self) -> None:
         if self.is_checking:
-            self.scheduler.check_integrity()
+            self.scheduler.check_integrity(thorough=True)

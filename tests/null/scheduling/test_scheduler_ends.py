@@ -324,6 +324,25 @@ def test_results_out_of_order_or_of_the_wrong_length_are_our_bug(result: StepRes
         scheduler.update(result)
 
 
+@pytest.mark.parametrize("damage", ["lost block", "lost row", "lost request", "extra reference"])
+def test_check_integrity_notices_leaks_without_walking_all_blocks(damage: str) -> None:
+    scheduler = Scheduler(make_limits())
+    scheduler.add(make_add("a", [1, 2, 3]))
+    scheduler.schedule()
+    scheduler.add(make_add("b", [1, 2, 3]))
+    scheduler.check_integrity()
+    if damage == "lost block":
+        scheduler.pool.allocate(1)
+    elif damage == "lost row":
+        scheduler._free_rows.pop()
+    elif damage == "lost request":
+        scheduler.waiting.pop()
+    else:
+        scheduler.pool.touch(scheduler.running[0].block_ids)
+    with pytest.raises(AssertionError):
+        scheduler.check_integrity()
+
+
 def test_a_thousand_decoding_rows_take_a_few_milliseconds() -> None:
     """The bound is generous; on one core of a quiet machine it takes about 0.5 ms."""
     limits = SchedulerLimits(max_num_seqs=1000, max_num_batched_tokens=8192, max_model_len=4096, num_blocks=20_000)

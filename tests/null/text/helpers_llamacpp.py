@@ -7,8 +7,11 @@ expression; each word's bytes are spelled in GPT-2's alphabet and the neighbours
 from __future__ import annotations
 
 import unicodedata
+from itertools import pairwise
 
-WHITE_SPACE = frozenset("\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000")
+WHITE_SPACE = frozenset(
+    "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+)
 CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
 
 
@@ -55,7 +58,7 @@ def byte_spelling() -> list[str]:
     spelling: list[str] = []
     extra = 0x100
     for byte in range(256):
-        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or 0xAE <= byte:
+        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
             spelling.append(chr(byte))
         else:
             spelling.append(chr(extra))
@@ -74,7 +77,7 @@ class LlamaCppTokenizer:
         position, token = min(((text.find(each), each) for each in self.special if each in text), default=(-1, ""), key=lambda found: found[0])
         if position >= 0:
             after = text[position + len(token) :]
-            return self._encode_plain(text[:position]) + [self.ids[token]] + self.encode(after)
+            return [*self._encode_plain(text[:position]), self.ids[token], *self.encode(after)]
         return self._encode_plain(text)
 
     def _encode_plain(self, text: str) -> list[int]:
@@ -84,7 +87,7 @@ class LlamaCppTokenizer:
     def _merge(self, word: str) -> list[int]:
         symbols = list(word)
         while True:
-            pairs = [(self.ranks.get((left, right)), i) for i, (left, right) in enumerate(zip(symbols, symbols[1:], strict=False))]
+            pairs = [(self.ranks.get((left, right)), i) for i, (left, right) in enumerate(pairwise(symbols))]
             best = min(((rank, i) for rank, i in pairs if rank is not None), default=None)
             if best is None:
                 return [self.ids[symbol] for symbol in symbols]

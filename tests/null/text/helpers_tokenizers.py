@@ -83,9 +83,7 @@ def word_tokenizer() -> Tokenizer:
     return Tokenizer(backend)
 
 
-def write_folder(
-    folder: Path, backend: tokenizers.Tokenizer, *, config: dict[str, Any] | None = None, special: dict[str, Any] | None = None
-) -> Path:
+def write_folder(folder: Path, backend: tokenizers.Tokenizer, *, config: dict[str, Any] | None = None, special: dict[str, Any] | None = None) -> Path:
     folder.mkdir(exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", special)):

@@ -199,13 +199,24 @@ def test_a_lost_process_is_replaced():
     template.close()
 
 
-def test_a_process_that_dies_while_asked_is_told_as_such(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("then", "message"),
+    [
+        (["sys.stdin.buffer.readline()", "sys.exit(3)"], "its process ended with 3"),
+        (["os.close(0)", "time.sleep(60)"], "its process ended with -9"),
+    ],
+)
+def test_a_process_that_dies_while_asked_is_told_as_such(monkeypatch, tmp_path, then, message):
     script = tmp_path / "worker.py"
-    script.write_text("import sys\nsys.stdin.buffer.readline()\nprint('{\"text\": \"\"}', flush=True)\nsys.stdin.close()\nimport os\nos.close(0)\nsys.exit(3)\n")
+    script.write_text("\n".join(["import os, sys, time", "sys.stdin.buffer.readline()", 'print(\'{"text": ""}\', flush=True)', *then]))
     monkeypatch.setattr(chat_template, "_WORKER_FILE", script)
+    monkeypatch.setattr(chat_template, "GRACE_SECONDS", 0.05 if "-9" in message else 60)
     template = ChatTemplate("x")
-    with pytest.raises(InvalidRequest, match="ended with 3|takes too much"):
+    process = template._worker._process
+    assert process is not None
+    with pytest.raises(InvalidRequest, match=message):
         template.render([{"role": "user", "content": "y" * 1_000_000}])
+    assert process.poll() is not None
     template.close()
 
 

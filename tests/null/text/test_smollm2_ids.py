@@ -53,7 +53,9 @@ def reference() -> LlamaCppTokenizer:
 
 
 def random_text(rng: random.Random) -> str:
-    parts = [rng.choice(SPECIAL) if rng.random() < 0.1 else "".join(rng.choices(rng.choice(POOLS), k=rng.randint(1, 9))) for _ in range(rng.randint(1, 7))]
+    parts = [
+        rng.choice(SPECIAL) if rng.random() < 0.1 else "".join(rng.choices(rng.choice(POOLS), k=rng.randint(1, 9))) for _ in range(rng.randint(1, 7))
+    ]
     return "".join(parts)
 
 

@@ -7,7 +7,15 @@ import threading
 from typing import Any
 
 import pytest
-from helpers_tokenizers import SAMPLES, byte_level_backend, byte_level_tokenizer, sentencepiece_backend, sentencepiece_tokenizer, word_tokenizer, write_folder
+from helpers_tokenizers import (
+    SAMPLES,
+    byte_level_backend,
+    byte_level_tokenizer,
+    sentencepiece_backend,
+    sentencepiece_tokenizer,
+    word_tokenizer,
+    write_folder,
+)
 
 from trivium.errors import InvalidRequest, ModelLoadError, PromptTooLong
 from trivium.text import Tokenizer

@@ -14,6 +14,7 @@ from helpers_source_rules import ROOT
 from trivium.cli.main import COMMANDS
 from trivium.config import ServerConfig
 from trivium.config_io import settings_of
+from trivium.metrics.catalogue import CATALOGUE
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -27,9 +28,14 @@ def _script(name: str) -> ModuleType:
     return module
 
 
-def test_the_configuration_page_is_current() -> None:
+def test_generated_pages_are_current() -> None:
     generator = _script("generate_docs")
-    assert generator.PAGE.read_text() == generator.page(), "stale: run make docs"
+    stale = [name for name, page in generator.PAGES.items() if (generator.DOCS / name).read_text() != page()]
+    assert stale == [], "run make docs"
+
+
+def test_every_metric_says_what_it_measures() -> None:
+    assert [metric.name for metric in CATALOGUE if not metric.doc.endswith(".")] == []
 
 
 def test_the_configuration_page_has_every_setting() -> None:

@@ -36,11 +36,11 @@ def test_product_equals_torch(dtype, rows, num_out, num_in, with_bias):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "gelu"])
-@pytest.mark.parametrize(("rows", "width", "num_in"), [(1, 16, 32), (5, 40, 64), (30, 7, 10), (13, 32, 31)])
+@pytest.mark.parametrize(("rows", "width", "num_in"), [(1, 32, 32), (5, 64, 64), (30, 96, 10), (13, 32, 31), (8, 160, 40), (6, 96, 33)])
 def test_gated_product_equals_torch(dtype, kind, rows, width, num_in):
-    x, weight, _ = make(rows, 2 * width, num_in, dtype)
-    ours = PackedLinear(weight, paired=True).gated(x, {"silu": 0, "gelu_tanh": 1, "gelu": 2}[kind])
-    gate, up = torch.nn.functional.linear(x.double(), weight.double()).chunk(2, dim=-1)
+    x, weight, bias = make(rows, 2 * width, num_in, dtype)
+    ours = PackedLinear(weight).gated(x, {"silu": 0, "gelu_tanh": 1, "gelu": 2}[kind], bias)
+    gate, up = torch.nn.functional.linear(x.double(), weight.double(), bias.double()).chunk(2, dim=-1)
     functional = torch.nn.functional
     activated = functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
     assert_near(ours, activated * up, dtype, 10 * num_in)

@@ -13,7 +13,10 @@ from trivium.types import SamplingParams
 
 NAMES = [case.name for case in CASES]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
-SEEDED = [SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=32), SamplingParams(temperature=1.2, top_k=20, seed=8, max_tokens=32, presence_penalty=0.5)]
+SEEDED = [
+    SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=32),
+    SamplingParams(temperature=1.2, top_k=20, seed=8, max_tokens=32, presence_penalty=0.5),
+]
 MODES: dict[str, dict[str, Any]] = {
     "depth 0": {"pipeline_depth": 0},
     "chunks of 7": {"max_num_batched_tokens": 7},

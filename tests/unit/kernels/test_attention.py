@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers_kernels import DEVICE, DTYPE, ON_GPU, assert_close, make_batch, make_cache, randn
 
-from trivium.ops.attention.base import AttentionArgs
+from trivium.ops.attention.base import AttentionArgs, KVCache
 from trivium.ops.attention.reference import ReferenceAttention
 from trivium.ops.attention.triton import TritonAttention
 from trivium.ops.triton import decode
@@ -159,3 +159,18 @@ def test_fp8_cache() -> None:
     backend, reference = TritonAttention(DEVICE), ReferenceAttention()
     backend.plan(batch)
     assert_close(backend.forward(query, cache, batch, layer), reference.forward(query, wide, batch, layer))
+
+
+@pytest.mark.parametrize(("heads", "latent", "rope"), [(16, 64, 16), (8, 32, 32), (32, 64, 16), (64, 32, 16), (24, 48, 16)] + ([(16, 512, 64), (128, 512, 64)] if ON_GPU else []))
+@pytest.mark.parametrize(("query_lens", "seq_lens"), [([1, 1, 1], [1, 70, 300]), ([1, 6, 33], [90, 6, 60])])
+def test_mla(heads: int, latent: int, rope: int, query_lens: list[int], seq_lens: list[int]) -> None:
+    layer = AttentionArgs(heads, 1, latent + rope, 0.1)
+    batch = make_batch(query_lens, seq_lens, 16, NUM_BLOCKS)
+    cache = KVCache(key=randn(NUM_BLOCKS, 16, latent + rope), value=None)
+    query = randn(sum(query_lens), heads, latent + rope)
+    backend, reference = TritonAttention(DEVICE), ReferenceAttention()
+    expected = reference.forward_mla(query, cache, batch, layer, latent)
+    blind = replace(batch, query_starts_cpu=None, seq_lens_cpu=None, attn=None)
+    backend.plan(blind)
+    for _ in range(2):
+        assert_close(backend.forward_mla(query, cache, blind, layer, latent), expected)

@@ -36,9 +36,7 @@ def test_prepare_qkv_equals_reference(case: tuple[int, int, int, int, int, bool,
     expected_cache.key.copy_(cache.key)
     expected_cache.value.copy_(cache.value)
 
-    expected = prepare_qkv_reference(
-        qkv, cos_sin, positions, slots, expected_cache, args, rotary_dim=rotary_dim, interleaved=interleaved, **norms
-    )
+    expected = prepare_qkv_reference(qkv, cos_sin, positions, slots, expected_cache, args, rotary_dim=rotary_dim, interleaved=interleaved, **norms)
     out = prepare_qkv(qkv, cos_sin, positions, slots, cache, args, rotary_dim=rotary_dim, interleaved=interleaved, **norms)
 
     assert_close(out, expected)

@@ -8,15 +8,15 @@ from torch.nn import functional
 
 from trivium.ops.activation import act_and_mul_reference
 from trivium.ops.norm import rms_norm_reference
+from trivium.ops.triton import linear
+from trivium.ops.triton.launch import ArrivalCounters
 from trivium.ops.triton.matvec import MatvecConfig, matvec
 from trivium.ops.triton.skinny import SkinnyConfig, skinny
 
 TOLERANCE = 1e-2 if ON_GPU else 1e-5
 
 
-def expected(
-    x: Tensor, weight: Tensor, bias: Tensor | None, kind: str = "", residual: Tensor | None = None, norm: Tensor | None = None
-) -> Tensor:
+def expected(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str = "", residual: Tensor | None = None, norm: Tensor | None = None) -> Tensor:
     if norm is not None:
         x = rms_norm_reference(x, norm, 1e-6, offset=1.0)
     y = functional.linear(x.double(), weight.double(), bias.double() if bias is not None else None)
@@ -97,3 +97,46 @@ def test_skinny_gives_the_same_bits_each_time() -> None:
     first = skinny(x, weight, None, arrivals, config=config)
     assert first.dtype == DTYPE
     assert all(torch.equal(skinny(x, weight, None, arrivals, config=config), first) for _ in range(20 if ON_GPU else 2))
+
+
+HALF = torch.bfloat16 if ON_GPU else torch.float16
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 40, 200])
+def test_dispatched_products_equal_plain_steps(m: int) -> None:
+    x, weight, bias = randn(m, 128).to(HALF), randn(192, 128, scale=0.1).to(HALF), randn(192).to(HALF)
+    norm = randn(128).to(HALF)
+    assert_close(linear.linear(x, weight, bias), expected(x, weight, bias), 1e-2)
+    gated = linear.gated_linear(x, weight, bias, "silu")
+    residual = randn(m, 192).to(HALF)
+    want = expected(x, weight, bias, residual=residual)
+    added = linear.linear_add(x, weight, bias, residual)
+    normed = linear.norm_linear(x, norm, 1e-6, 1.0, weight, bias)
+    if m > linear.SKINNY_ROWS:
+        assert gated is added is normed is None
+        return
+    assert gated is not None
+    assert_close(gated, expected(x, weight, bias, "silu"), 1e-2)
+    assert added is residual
+    assert_close(residual, want, 1e-2)
+    if m <= linear.MATVEC_ROWS:
+        assert normed is not None
+        assert_close(normed, expected(x, weight, bias, norm=norm), 1e-2)
+
+
+def test_odd_weights_go_to_the_library() -> None:
+    x, weight = randn(2, 100).to(HALF), randn(70, 100).to(HALF)
+    assert linear.way(2, weight, HALF) == "library"
+    assert linear.way(2, randn(128, 256).to(HALF).T, HALF) == "library"
+    assert linear.way(2, randn(128, 128), torch.float32) == "library"
+    assert_close(linear.linear(x, weight), expected(x, weight, None), 1e-2)
+
+
+def test_counters_of_a_weight_stay_its_own() -> None:
+    counters = ArrivalCounters()
+    a, b = randn(4, 4), randn(4, 4)
+    first = counters.for_weight(a, 10)
+    assert counters.for_weight(a, 5).data_ptr() == first.data_ptr()
+    other = counters.for_weight(b, 10)
+    assert abs(other.data_ptr() - first.data_ptr()) >= 40
+    assert counters.for_weight(a, 1000).numel() >= 1000

@@ -45,7 +45,7 @@ class DictSource:
 
 
 @dataclass
-class Sequence_:
+class Running:
     """One sequence: its tokens and how many of them are in the cache."""
 
     tokens: list[int]
@@ -77,20 +77,23 @@ class PagedHarness:
         order = torch.randperm(NUM_BLOCKS - 1, generator=torch.Generator().manual_seed(0)) + 1
         self.free_blocks: list[int] = order.tolist()
 
-    def add(self, tokens: Sequence[int]) -> Sequence_:
-        return Sequence_(list(tokens))
+    def add(self, tokens: Sequence[int]) -> Running:
+        return Running(list(tokens))
 
     @torch.inference_mode()
-    def step(self, work: Sequence[tuple[Sequence_, int]]) -> list[Tensor]:
-        """Compute the next `count` tokens of each sequence in one batch → logits [count, vocab] of each."""
+    def step(self, work: Sequence[tuple[Running, int]], *, padding: int = 0) -> list[Tensor]:
+        """Compute the next `count` tokens of each sequence in one batch → logits [count, vocab] of each.
+
+        `padding` rows of one token that belong to nobody follow, as a captured graph has them.
+        """
         work = sorted(work, key=lambda item: item[1] > 1)  # single tokens first, as the scheduler does
-        batch = self._batch(work)
+        batch = self._batch(work, padding)
         self.attention.plan(batch)
         hidden = self.model.forward(batch, self.caches)
         logits = self.model.compute_logits(hidden[batch.logits_indices])
         for sequence, count in work:
             sequence.num_computed += count
-        return list(logits.split([count for _, count in work]))
+        return list(logits.split([count for _, count in work] + [1] * padding))[: len(work)]
 
     def logits(self, tokens: Sequence[int], *, chunk: int | None = None) -> Tensor:
         """Logits at every position, computed in chunks: [len(tokens), vocab]."""
@@ -114,7 +117,7 @@ class PagedHarness:
                     sequence.tokens.append(int(logits[-1].argmax()))
         return [s.tokens[n:] for s, n in zip(sequences, lengths, strict=True)]
 
-    def _batch(self, work: Sequence[tuple[Sequence_, int]]) -> ForwardBatch:
+    def _batch(self, work: Sequence[tuple[Running, int]], padding: int = 0) -> ForwardBatch:
         ids, positions, slots, starts, seq_lens = [], [], [], [0], []
         for sequence, count in work:
             end = sequence.num_computed + count
@@ -129,6 +132,9 @@ class PagedHarness:
         width = max(len(sequence.blocks) for sequence, _ in work)
         tables = [sequence.blocks + [0] * (width - len(sequence.blocks)) for sequence, _ in work]
         counts = [count for _, count in work]
+        for _ in range(padding):
+            ids, positions, slots, tables = [*ids, 0], [*positions, 0], [*slots, -1], [*tables, [0] * width]
+            starts, seq_lens, counts = [*starts, starts[-1] + 1], [*seq_lens, 1], [*counts, 1]
 
         def tensor(values: Any, dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=self.device)

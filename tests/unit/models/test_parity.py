@@ -81,6 +81,17 @@ def test_shared_prefix_blocks_serve_another_sequence(name: str) -> None:
     assert_close(logits, checkpoint(name).logits(second.tokens)[48:])
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "deepseek-v3"])
+def test_padding_rows_change_nothing(name: str) -> None:
+    tokens, logits = prompt(40), []
+    for padding in (0, 5):
+        harness = harness_of(name)
+        sequence = harness.add(tokens)
+        harness.step([(sequence, 39)])
+        logits.append(harness.step([(sequence, 1)], padding=padding)[0])
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_fast_paths_and_best_attention_equal_transformers(name: str) -> None:
     """What "auto" chooses on this machine; where it has no compiled kernels, the reference again."""

@@ -9,11 +9,11 @@ from typing import Any, Final
 from trivium.config import HttpConfig
 from trivium.errors import InvalidRequest, UnsupportedFeature
 from trivium.frontends.asgi import encode_json
-from trivium.frontends.openai.logprobs import chat_logprobs, prompt_logprobs
+from trivium.frontends.openai.logprobs import ChatLogprobs, prompt_logprobs
 from trivium.frontends.openai.params import chat_messages, check_common, request_id_of, sampling_params
 from trivium.frontends.openai.schema import ChatBody
 from trivium.frontends.openai.usage import UsageCounter
-from trivium.service import ModelInfo
+from trivium.service import ModelInfo, Vocabulary
 from trivium.types import GenerateRequest, PromptInfo, SamplingParams, TokenEvent
 
 MAX_TOP_LOGPROBS: Final = 20
@@ -34,12 +34,20 @@ class Choice:
 class ChatReply:
     """One request: what it asks of the service, and how the answer is written, whole or chunk by chunk."""
 
-    def __init__(self, body: ChatBody, model: ModelInfo, config: HttpConfig, request_id: str | None) -> None:
+    def __init__(
+        self,
+        body: ChatBody,
+        model: ModelInfo,
+        config: HttpConfig,
+        request_id: str | None,
+        vocabulary: Vocabulary,
+    ) -> None:
         self.n = check_common(body)
         self._messages = chat_messages(body.messages)
         _check(body, config)
         self._body = body
-        self._as_ids = bool(body.return_tokens_as_token_ids) or config.return_tokens_as_token_ids
+        as_ids = bool(body.return_tokens_as_token_ids) or config.return_tokens_as_token_ids
+        self._logprobs = ChatLogprobs(body.top_logprobs or 0, vocabulary, as_ids=as_ids)
         self._id = f"chatcmpl-{request_id_of(body, request_id)}"
         self._created = int(time.time())
         self._model = body.model or model.name
@@ -106,8 +114,7 @@ class ChatReply:
         choice.texts.append(event.text)
         choice.token_ids += event.token_ids
         if event.logprobs:
-            shape = chat_logprobs(event.logprobs, event.token_ids, self._body.top_logprobs or 0, as_ids=self._as_ids)
-            choice.logprobs += shape["content"]
+            choice.logprobs += self._logprobs.content(event.logprobs, event.token_ids)
         if event.finish_reason is not None:
             choice.finish_reason = event.finish_reason.value
             choice.stop_reason = event.stop_reason
@@ -117,9 +124,6 @@ class ChatReply:
         last = self._messages[-1]
         return last.content or "" if self._body.echo and last.role == "assistant" else ""
 
-    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        return {"content": choice.logprobs, "refusal": None} if self._body.logprobs else None
-
     # -- the whole answer ---------------------------------------------------------------------------------------------------------
 
     def whole(self) -> bytes:
@@ -127,7 +131,11 @@ class ChatReply:
         choices: list[dict[str, Any]] = []
         for index, choice in sorted(self._choices.items()):
             message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
-            shape: dict[str, Any] = {"index": index, "message": message, "logprobs": self._logprobs(choice)}
+            shape: dict[str, Any] = {
+                "index": index,
+                "message": message,
+                "logprobs": {"content": choice.logprobs, "refusal": None} if self._body.logprobs else None,
+            }
             shape |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
             if self._body.return_token_ids:
                 shape["token_ids"] = choice.token_ids
@@ -177,7 +185,7 @@ class ChatReply:
             )
         shape: dict[str, Any] = {"index": event.index, "delta": {"content": event.text}, "logprobs": None, "finish_reason": None}
         if event.logprobs:
-            shape["logprobs"] = chat_logprobs(event.logprobs, event.token_ids, self._body.top_logprobs or 0, as_ids=self._as_ids)
+            shape["logprobs"] = {"content": self._logprobs.content(event.logprobs, event.token_ids), "refusal": None}
         if self._body.return_token_ids:
             shape["token_ids"] = event.token_ids
         return self._framed(shape)

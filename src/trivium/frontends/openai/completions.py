@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from trivium.frontends.openai.logprobs import CompletionLogprobs, prompt_logprob
 from trivium.frontends.openai.params import DEFAULT_COMPLETION_TOKENS, check_common, request_id_of, sampling_params
 from trivium.frontends.openai.schema import CompletionBody
 from trivium.frontends.openai.usage import UsageCounter
-from trivium.service import ModelInfo
+from trivium.service import ModelInfo, Vocabulary
 from trivium.types import GenerateRequest, PromptInfo, SamplingParams, TokenEvent
 
 
@@ -34,13 +33,10 @@ class Choice:
 class CompletionReply:
     """One request: what it asks of the service, and how the answer is written, whole or chunk by chunk."""
 
-    def __init__(
-        self, body: CompletionBody, model: ModelInfo, config: HttpConfig, request_id: str | None, *, token_string: Callable[[int], str]
-    ) -> None:
-        """`token_string` is asked for the text of a prompt's first token, which no logprob comes with."""
+    def __init__(self, body: CompletionBody, model: ModelInfo, config: HttpConfig, request_id: str | None, vocabulary: Vocabulary) -> None:
         self.n = check_common(body)
         self._body = body
-        self._token_string = token_string
+        self._vocabulary = vocabulary
         self._as_ids = bool(body.return_tokens_as_token_ids) or config.return_tokens_as_token_ids
         self._id = f"cmpl-{request_id_of(body, request_id)}"
         self._created = int(time.time())
@@ -125,7 +121,8 @@ class CompletionReply:
         if self._body.echo:
             choice.texts.append(info.prompt or "")
             if choice.logprobs is not None and info.prompt_logprobs is not None:
-                first = self._token_string(info.prompt_token_ids[0])
+                # No logprob, and so no text, comes with the first token.
+                [first] = self._vocabulary.token_strings(info.prompt_token_ids[:1])
                 choice.shapes.append(choice.logprobs.add(info.prompt_logprobs, info.prompt_token_ids, first_text=first))
 
     def _take(self, choice: Choice) -> dict[str, Any]:

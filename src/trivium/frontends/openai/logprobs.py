@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
+from trivium.service import Vocabulary
 from trivium.types import Logprob, LogprobsDict
 
 IMPOSSIBLE: Final = -9999.0
@@ -56,19 +57,25 @@ class CompletionLogprobs:
         self._offset += len(text)
 
 
-def chat_logprobs(positions: list[LogprobsDict], token_ids: list[int], num_top: int, *, as_ids: bool) -> dict[str, Any]:
-    """`{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`."""
-    content: list[dict[str, Any]] = []
-    for entries, token_id in zip(positions, token_ids, strict=True):
-        entry = _chat_token(token_id, entries[token_id], as_ids=as_ids)
-        entry["top_logprobs"] = [_chat_token(found_id, found, as_ids=as_ids) for found_id, found in _top(entries, num_top)]
-        content.append(entry)
-    return {"content": content, "refusal": None}
+class ChatLogprobs:
+    """`{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`. `bytes` are the token's own, also where it is a part of a character."""
 
+    def __init__(self, num_top: int, vocabulary: Vocabulary, *, as_ids: bool) -> None:
+        self._num_top = num_top
+        self._vocabulary = vocabulary
+        self._as_ids = as_ids
 
-def _chat_token(token_id: int, entry: Logprob, *, as_ids: bool) -> dict[str, Any]:
-    text = token_text(token_id, entry, as_id=as_ids)
-    return {"token": text, "logprob": finite(entry.logprob), "bytes": list(text.encode())}
+    def content(self, positions: list[LogprobsDict], token_ids: list[int]) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = []
+        for entries, token_id in zip(positions, token_ids, strict=True):
+            shown = [(token_id, entries[token_id]), *_top(entries, self._num_top)]
+            spelled = self._vocabulary.token_bytes([shown_id for shown_id, _ in shown])
+            chosen, *top = [self._token(shown_id, entry, raw) for (shown_id, entry), raw in zip(shown, spelled, strict=True)]
+            content.append({**chosen, "top_logprobs": top})
+        return content
+
+    def _token(self, token_id: int, entry: Logprob, raw: bytes) -> dict[str, Any]:
+        return {"token": token_text(token_id, entry, as_id=self._as_ids), "logprob": finite(entry.logprob), "bytes": list(raw)}
 
 
 def prompt_logprobs(positions: list[LogprobsDict | None]) -> list[dict[str, Any] | None]:

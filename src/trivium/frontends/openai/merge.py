@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from trivium.service import GenerateEvent, Generation
 
 Batch = list[tuple[int, GenerateEvent]]
 
 
-async def merged(generations: list[Generation]) -> AsyncIterator[Batch]:
+async def merged(generations: list[Generation]) -> AsyncGenerator[Batch, None]:
     """What has arrived since the last batch, as pairs of generation number and event. The first error of any ends it.
 
     The caller closes the generations.

@@ -6,7 +6,8 @@ status. After the first byte an error is one more event, `data: {"error": …}`,
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -22,7 +23,7 @@ from trivium.frontends.openai.merge import Batch, merged
 from trivium.frontends.openai.schema import ChatBody, CompletionBody, GenerationBody, LaxChatBody, LaxCompletionBody
 from trivium.frontends.request_timeout import timeout_of
 from trivium.frontends.sse import DONE, DisconnectWatch, start_stream
-from trivium.service import Generation, InferenceService, ModelInfo
+from trivium.service import Generation, InferenceService, ModelInfo, Vocabulary
 from trivium.types import GenerateRequest, PromptInfo, TokenEvent
 
 B = TypeVar("B", bound=GenerationBody)
@@ -54,7 +55,7 @@ class GenerationRoute(Generic[B]):
         service: InferenceService,
         config: HttpConfig,
         decoder: msgspec.json.Decoder[B],
-        create_reply: Callable[[B, ModelInfo, HttpConfig, str | None], Reply],
+        create_reply: Callable[[B, ModelInfo, HttpConfig, str | None, Vocabulary], Reply],
     ) -> None:
         self._service = service
         self._config = config
@@ -66,42 +67,49 @@ class GenerationRoute(Generic[B]):
         raw = await read_body(scope, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
         body = parse_json(raw, self._decoder)
         model = self._service.model(body.model or "")
-        reply = self._create_reply(body, model, config, scope.get("trivium.request_id"))
+        vocabulary = self._service.vocabulary(model.name)
+        reply = self._create_reply(body, model, config, scope.get("trivium.request_id"), vocabulary)
         requests = reply.requests()
         for request in requests:
             request.timeout_s = timeout_of(header(scope, b"x-request-timeout"))
         generations = self._service.generate_all(requests)
         try:
             with DisconnectWatch(receive, lambda error: _fail_all(generations, error)):
-                await self._answer(send, reply, generations, body)
+                await _answer(send, reply, generations, body, vocabulary)
         finally:
             for generation in generations:
                 await generation.aclose()
 
-    async def _answer(self, send: Send, reply: Reply, generations: list[Generation], body: B) -> None:
-        for generation in generations:
-            await generation.start()
-        batches = merged(generations)
+
+async def _answer(send: Send, reply: Reply, generations: list[Generation], body: GenerationBody, vocabulary: Vocabulary) -> None:
+    for generation in generations:
+        await generation.start()
+    async with contextlib.aclosing(merged(generations)) as batches:
         if body.echo:
-            batches = self._with_prompt_texts(batches, body.model or "")
+            batches = _with_prompt_texts(batches, vocabulary)
         if body.stream:
             await _stream(send, reply, batches)
-            return
-        async for batch in batches:
-            for number, event in batch:
-                if isinstance(event, PromptInfo):
-                    reply.on_prompt(number, event)
-                else:
-                    reply.on_tokens(number, event)
-        await send_bytes(send, reply.whole())
+        else:
+            await _whole(send, reply, batches)
 
-    async def _with_prompt_texts(self, batches: AsyncIterator[Batch], model: str) -> AsyncIterator[Batch]:
-        """Prompts that came as token ids are turned into text, for `echo`."""
-        async for batch in batches:
-            for _, event in batch:
-                if isinstance(event, PromptInfo) and event.prompt is None:
-                    event.prompt = await self._service.detokenize(model, event.prompt_token_ids)
-            yield batch
+
+async def _with_prompt_texts(batches: AsyncIterator[Batch], vocabulary: Vocabulary) -> AsyncGenerator[Batch, None]:
+    """Prompts that came as token ids are turned into text, for `echo`."""
+    async for batch in batches:
+        for _, event in batch:
+            if isinstance(event, PromptInfo) and event.prompt is None:
+                event.prompt = await vocabulary.detokenize(event.prompt_token_ids)
+        yield batch
+
+
+async def _whole(send: Send, reply: Reply, batches: AsyncIterator[Batch]) -> None:
+    async for batch in batches:
+        for number, event in batch:
+            if isinstance(event, PromptInfo):
+                reply.on_prompt(number, event)
+            else:
+                reply.on_tokens(number, event)
+    await send_bytes(send, reply.whole())
 
 
 async def _stream(send: Send, reply: Reply, batches: AsyncIterator[Batch]) -> None:
@@ -138,11 +146,7 @@ def _fail_all(generations: list[Generation], error: TriviumError) -> None:
 
 def completions_route(service: InferenceService, config: HttpConfig) -> GenerationRoute[CompletionBody]:
     body = LaxCompletionBody if config.ignore_unknown_fields else CompletionBody
-
-    def create_reply(body: CompletionBody, model: ModelInfo, config: HttpConfig, request_id: str | None) -> CompletionReply:
-        return CompletionReply(body, model, config, request_id, token_string=lambda token_id: service.token_strings(body.model or "", [token_id])[0])
-
-    return GenerationRoute(service, config, msgspec.json.Decoder(body), create_reply)
+    return GenerationRoute(service, config, msgspec.json.Decoder(body), CompletionReply)
 
 
 def chat_route(service: InferenceService, config: HttpConfig) -> GenerationRoute[ChatBody]:

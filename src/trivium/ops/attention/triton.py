@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trivium.ops.attention.base import AttentionArgs, AttentionBackend, KVCache
 from trivium.ops.batch import ForwardBatch
-from trivium.ops.triton import decode, prefill
+from trivium.ops.triton import decode, mla, prefill
 from trivium.ops.triton.launch import num_sms
 
 NUM_ARRIVALS = 64 * 1024
@@ -24,6 +24,8 @@ class TritonPlan:
     """What layers of one step share: schedules of the decode rows, by what they depend on."""
 
     schedules: dict[tuple[int, int, decode.DecodeConfig], decode.DecodeSchedule] = field(default_factory=dict)
+    token_rows: Tensor | None = None
+    token_lens: Tensor | None = None
 
 
 class TritonAttention(AttentionBackend):
@@ -57,7 +59,21 @@ class TritonAttention(AttentionBackend):
         )
 
     def forward_mla(self, query: Tensor, cache: KVCache, batch: ForwardBatch, args: AttentionArgs, value_dim: int) -> Tensor:
-        raise NotImplementedError
+        """Each token is a row of the kernel, with the tokens up to its position as its length."""
+        plan: TritonPlan = batch.attn
+        if plan.token_rows is None:
+            plan.token_rows, plan.token_lens = _tokens(batch)
+        assert plan.token_lens is not None
+        config = mla.config_for(args.num_heads, value_dim)
+        lanes = -(-args.num_heads // config.block_h)
+        key = (args.window or 0, lanes, config.decode)
+        if key not in plan.schedules:
+            plan.schedules[key] = decode.schedule(
+                plan.token_lens, args, config.decode, lanes=lanes, fixed_split_tokens=self.fixed_split_tokens, max_seq_len=batch.max_seq_len
+            )
+        schedule = plan.schedules[key]
+        arrivals = self._counters(schedule.max_partials * lanes)
+        return mla.paged_mla(query, cache.key, batch.block_tables, plan.token_rows, plan.token_lens, args, value_dim, schedule, arrivals, config)
 
     def _decode(self, query: Tensor, cache: KVCache, batch: ForwardBatch, args: AttentionArgs, out: Tensor | None = None) -> Tensor:
         rows = query.shape[0]
@@ -68,6 +84,22 @@ class TritonAttention(AttentionBackend):
             schedules[key] = decode.schedule(
                 batch.seq_lens[:rows], args, config, fixed_split_tokens=self.fixed_split_tokens, max_seq_len=batch.max_seq_len
             )
-        return decode.paged_decode(
-            query, cache, batch.block_tables[:rows], batch.seq_lens[:rows], args, schedules[key], self._arrivals, config, out=out
-        )
+        schedule = schedules[key]
+        arrivals = self._counters(schedule.max_partials * args.num_kv_heads)
+        return decode.paged_decode(query, cache, batch.block_tables[:rows], batch.seq_lens[:rows], args, schedule, arrivals, config, out=out)
+
+    def _counters(self, count: int) -> Tensor:
+        """Zeros, left as zeros by every launch."""
+        if self._arrivals.numel() < count:
+            assert not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()), "run once before capturing a graph"
+            self._arrivals = torch.zeros(count, dtype=torch.int32, device=self.device)
+        return self._arrivals
+
+
+def _tokens(batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    """Row and visible length of each token, [T] int32 each."""
+    rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.seq_lens.device)
+    if batch.num_tokens == batch.num_rows:
+        return rows, batch.seq_lens
+    rows = rows.repeat_interleave(batch.query_starts.diff(), output_size=batch.num_tokens)
+    return rows, (batch.positions + 1).to(torch.int32)

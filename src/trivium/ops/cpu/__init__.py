@@ -12,7 +12,7 @@ from typing import Any
 
 def fast_paths() -> Mapping[str, Callable[..., Any]]:
     """See `trivium.ops.dispatch`. Empty where the library can't be built."""
-    from trivium.ops.cpu import attention, elementwise, library, linear
+    from trivium.ops.cpu import attention, decoder, elementwise, library, linear
 
     if library.kernels() is None:
         return {}
@@ -23,4 +23,5 @@ def fast_paths() -> Mapping[str, Callable[..., Any]]:
         "prepare_qkv": elementwise.prepare_qkv,
         "pack_weight": linear.try_pack,
         "attention": attention.paged_attention,
+        "fuse_layers": decoder.try_fuse,
     }

@@ -63,6 +63,34 @@ class AttentionArgs(Structure):
     ]
 
 
+class Projection(Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("n", c_int32), ("k", c_int32)]
+
+
+class DecoderLayer(Structure):
+    _fields_ = [
+        *((name, Projection) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "feed_forward_norm", "post_attention_norm", "post_feed_forward_norm")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "cos_sin", "key", "value")),
+        ("max_positions", c_int64),
+        *((name, c_int32) for name in ("heads", "kv_heads", "dim", "rotary_dim", "interleaved", "window")),
+        ("scale", c_float),
+        ("softcap", c_float),
+    ]
+
+
+class DecoderStep(Structure):
+    _fields_ = [
+        ("layers", POINTER(DecoderLayer)),
+        *((name, c_void_p) for name in ("final_norm", "residual", "out", "workspace")),
+        *((name, c_void_p) for name in ("positions", "slots", "block_tables", "query_starts", "seq_lens")),
+        *((name, c_int64) for name in ("table_stride", "num_blocks")),
+        *((name, c_int32) for name in ("num_layers", "tokens", "rows", "hidden", "block_size", "activation")),
+        ("eps", c_float),
+        ("offset", c_float),
+    ]
+
+
 class Kernels:
     """The functions of the library."""
 
@@ -79,9 +107,11 @@ class Kernels:
         self.act_and_mul = function("act_and_mul", None, c_int, c_void_p, c_int64, c_void_p, c_int, c_int, c_int, c_int)
         self.prepare_qkv = function("prepare_qkv", c_int, c_int, POINTER(QKVArgs), c_int)
         self.packed_entries = function("packed_entries", c_int64, c_int, c_int64, c_int64)
-        self.pack_weight = function("pack_weight", None, c_int, c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_int)
+        self.pack_weight = function("pack_weight", None, c_int, c_void_p, c_int64, c_int, c_int, c_void_p, c_int)
         self.linear = function("linear", None, c_int, POINTER(LinearArgs), c_int)
         self.attention = function("attention", c_int, c_int, POINTER(AttentionArgs), c_int)
+        self.decoder_workspace = function("decoder_workspace", c_int64, c_int, POINTER(DecoderStep))
+        self.decoder = function("decoder", c_int, c_int, POINTER(DecoderStep), c_int)
         features = function("features", c_char_p)()
         assert isinstance(features, bytes)
         self.features = features.decode()

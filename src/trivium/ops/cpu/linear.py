@@ -18,25 +18,18 @@ STORE, ADD, ACT_MUL = 0, 1, 2
 class PackedLinear:
     """A weight [N, K], float32 or bf16, in panels that the kernel streams. A row's result doesn't depend on the rows computed with it.
 
-    Inputs of the other type are converted. `paired`: W is gate and up, one above the other, and `gated` applies the activation.
+    Inputs of the other type are converted. `gated`: the weight is gate and up, one above the other, and the activation is applied, too.
     """
 
-    def __init__(self, weight: Tensor, *, paired: bool = False) -> None:
+    def __init__(self, weight: Tensor) -> None:
         assert weight.dim() == 2 and weight.dtype in TYPES and weight.device.type == "cpu"
         if weight.stride(1) != 1:
             weight = weight.contiguous()
         self.num_out, self.num_in = weight.shape
-        assert not paired or self.num_out % 2 == 0
-        self.paired = paired
         self.dtype = weight.dtype
         number = TYPES[weight.dtype]
-        entries = loaded().packed_entries(number, self.num_out // 2 if paired else self.num_out, self.num_in)
-        if paired:
-            entries = _paired_entries(number, self.num_out, self.num_in)
-        self.data = torch.empty(entries, dtype=weight.dtype)
-        loaded().pack_weight(
-            number, weight.data_ptr(), weight.stride(0), self.num_out, self.num_in, paired, self.data.data_ptr(), torch.get_num_threads()
-        )
+        self.data = torch.empty(loaded().packed_entries(number, self.num_out, self.num_in), dtype=weight.dtype)
+        loaded().pack_weight(number, weight.data_ptr(), weight.stride(0), self.num_out, self.num_in, self.data.data_ptr(), torch.get_num_threads())
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +38,6 @@ class PackedLinear:
     def __call__(self, x: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [..., K] → [..., N] in x's dtype, or float32 without rounding if `out_dtype` says so."""
         out_dtype = out_dtype or x.dtype
-        assert not self.paired
         rows = _as_rows(x.to(self.dtype))
         direct = out_dtype if out_dtype in (self.dtype, torch.float32) else self.dtype
         out = torch.empty(rows.shape[0], self.num_out, dtype=direct)
@@ -54,10 +46,10 @@ class PackedLinear:
 
     def gated(self, x: Tensor, activation: int, bias: Tensor | None = None) -> Tensor:
         """x [T, K] → act(gate) * up [T, N / 2]."""
-        assert self.paired and bias is None
+        assert self.num_out % (2 * PANEL) == 0
         rows = _as_rows(x.to(self.dtype))
         out = torch.empty(rows.shape[0], self.num_out // 2, dtype=self.dtype)
-        self._run(rows, out, ACT_MUL, None, activation=activation)
+        self._run(rows, out, ACT_MUL, bias, activation=activation)
         return out.to(x.dtype)
 
     def _run(self, x: Tensor, out: Tensor, epilogue: int, bias: Tensor | None, *, activation: int = 0, out_float: bool = False) -> None:
@@ -95,11 +87,6 @@ def padded_bias(bias: Tensor, num_out: int) -> Tensor:
     padded = torch.zeros(-(-num_out // PANEL) * PANEL, dtype=torch.float32)
     padded[:num_out] = bias
     return padded
-
-
-def _paired_entries(number: int, num_out: int, num_in: int) -> int:
-    """Gate and up take 16 columns of a panel each, so that half of N is rounded up to 16."""
-    return loaded().packed_entries(number, -(-num_out // 2 // 16) * PANEL, num_in)
 
 
 def _as_rows(x: Tensor) -> Tensor:

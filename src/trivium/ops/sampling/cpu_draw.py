@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trivium.ops.sampling.argmax import argmax_rows
 from trivium.ops.sampling.candidates import top_values
 from trivium.ops.sampling.filters import DrawParams, first_cutoffs, min_p_cutoffs, probability_ratios, surprise_distance, typical_mask
-from trivium.ops.sampling.noise import NoiseScratch, gumbel_noise, stream_keys
+from trivium.ops.sampling.noise import gumbel_noise, noise_scratch, stream_keys
 
 NUM_CANDIDATES = 64
 NUM_BUCKETS = 1024
@@ -40,7 +41,7 @@ def draw_on_cpu(logits: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
 
 
 def _add_noise(logits: Tensor, lines: list[int], params: DrawParams) -> None:
-    scratch = NoiseScratch(logits.shape[1], logits.device)
+    scratch = noise_scratch(logits.shape[1])
     temperature = params.temperature.tolist()
     low, high = (keys.tolist() for keys in stream_keys(params.seeds, params.counters))
     for line in lines:
@@ -53,7 +54,7 @@ def _draw_filtered(logits: Tensor, params: DrawParams) -> Tensor:
     cut, is_inside = _candidate_cutoffs(logits, values, params)
     kept = values >= cut[:, None]
     if bool((params.typical_p < 1).any()):
-        kept = typical_mask(values / params.temperature[:, None], kept, params.typical_p)
+        kept = typical_mask((values - values[:, :1]) / params.temperature[:, None], kept, params.typical_p)
     noise = gumbel_noise(params.seeds, params.counters, ids) * params.temperature[:, None]
     chosen = (values + noise).masked_fill_(~kept, -torch.inf).argmax(1, keepdim=True)
     drawn = ids.gather(1, chosen).squeeze(1)
@@ -97,31 +98,47 @@ def _row_mass(row: Tensor, maximum: Tensor, cut: float, temperature: float) -> f
 
 def _draw_long_way(logits: Tensor, params: DrawParams) -> Tensor:
     """Each line from its whole row. Overwrites logits [F, V]."""
-    for line in range(len(logits)):
-        row = logits[line]
-        kept = row_keep_mask(row, params.select(torch.tensor([line])))
-        row.masked_fill_(~kept, -torch.inf)
-    _add_noise(logits, list(range(len(logits))), params)
-    return argmax_rows(logits)[0]
+    drawn = torch.empty(len(logits), dtype=torch.int64)
+    for line, row in enumerate(logits):
+        one = params.select(torch.tensor([line]))
+        ids = row_kept_ids(row, one)
+        if ids is None:
+            _add_noise(logits[line : line + 1], [0], one)
+            drawn[line] = argmax_rows(logits[line : line + 1])[0]
+        else:
+            noise = gumbel_noise(one.seeds, one.counters, ids).squeeze(0) * one.temperature
+            drawn[line] = ids[(row[ids] + noise).argmax()]
+    return drawn
 
 
-def row_keep_mask(row: Tensor, params: DrawParams) -> Tensor:
-    """row [V], parameters of one line → which of its tokens may be drawn, [V] bool; the same set as `filters.keep_mask_reference`."""
-    maximum = row.max()
-    top_k = min(int(params.top_k), len(row))
+def row_kept_ids(row: Tensor, params: DrawParams) -> Tensor | None:
+    """row [V] with a finite maximum, parameters of one line → the tokens that may be drawn, ascending; the set of `filters.keep_mask_reference`.
+    None stands for all. Each filter looks only at what the one before left."""
+    maximum, ids = row.amax(), None
+    top_k, top_p, typical_p = min(int(params.top_k), len(row)), float(params.top_p), float(params.typical_p)
     cut = min_p_cutoffs(maximum, params).squeeze(0)
     if top_k:
         cut = cut.maximum(row.topk(top_k).values[-1])
-    kept = row >= cut
-    scaled = (row - maximum) / params.temperature
-    top_p, typical_p = float(params.top_p), float(params.typical_p)
+    if cut > -torch.inf:
+        ids = _where(row >= cut)
     if top_p < 1:
-        weights = scaled.exp() * kept
-        kept &= -scaled <= mass_threshold(-scaled, weights, top_p * float(weights.sum()))
+        keys = (maximum - (row if ids is None else row[ids])) / params.temperature
+        weights = (-keys).exp_()
+        ids = _narrow(ids, keys <= mass_threshold(keys, weights, top_p * float(weights.sum())))
     if typical_p < 1:
-        distance, probs = surprise_distance(scaled, kept)
-        kept &= distance <= mass_threshold(distance, probs, typical_p)
-    return kept
+        scaled = ((row if ids is None else row[ids]) - maximum) / params.temperature
+        distance, probs = surprise_distance(scaled)
+        ids = _narrow(ids, distance <= mass_threshold(distance, probs, typical_p))
+    return ids
+
+
+def _where(mask: Tensor) -> Tensor:
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))  # five times faster than nonzero
+
+
+def _narrow(ids: Tensor | None, mask: Tensor) -> Tensor:
+    kept = _where(mask)
+    return kept if ids is None else ids[kept]
 
 
 def mass_threshold(keys: Tensor, weights: Tensor, target: float) -> Tensor:
@@ -136,7 +153,7 @@ def mass_threshold(keys: Tensor, weights: Tensor, target: float) -> Tensor:
     if bucket == NUM_BUCKETS:
         return torch.tensor(torch.inf)
     before = float(mass[bucket - 1]) if bucket else 0.0
-    members = (buckets == bucket).nonzero().squeeze(1)
+    members = torch.from_numpy(np.flatnonzero((buckets == bucket).numpy()))
     ordered, order = keys[members].sort()
     last = int((weights[members][order].cumsum(0, dtype=torch.float64) + before < target).sum())
     return ordered[last] if last < len(ordered) else torch.tensor(torch.inf)

@@ -67,17 +67,17 @@ def probability_ratios(values: Tensor, maxima: Tensor, temperature: Tensor) -> T
     return ((values - maxima) / temperature[:, None]).exp_()
 
 
-def surprise_distance(scaled: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """scaled [..., K] = logit / temperature, kept [..., K] bool → (|surprise - entropy|, inf where not kept; probability), over the kept tokens."""
-    logprobs = scaled.masked_fill(~kept, -torch.inf).log_softmax(-1)
+def surprise_distance(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """scaled [..., K] = logit / temperature, -inf for tokens that are out → (|surprise - entropy|, inf for those; probability)."""
+    logprobs = scaled.log_softmax(-1)
     probs = logprobs.exp()
     entropy = -(probs * logprobs.clamp(min=torch.finfo(torch.float32).min)).sum(-1, keepdim=True)
-    return (-logprobs - entropy).abs_().masked_fill_(~kept, torch.inf), probs
+    return (-logprobs - entropy).abs_(), probs
 
 
 def typical_mask(scaled: Tensor, kept: Tensor, typical_p: Tensor) -> Tensor:
     """scaled, kept [S, K], typical_p [S] → those of the kept tokens that typical_p keeps. By sorting."""
-    distance, probs = surprise_distance(scaled, kept)
+    distance, probs = surprise_distance(scaled.masked_fill(~kept, -torch.inf))
     ordered, order = distance.sort(dim=1)
     mass = probs.gather(1, order).cumsum(1, dtype=torch.float64)
     last = (mass < typical_p[:, None]).sum(1, keepdim=True).clamp_(max=scaled.shape[1] - 1)
@@ -88,4 +88,4 @@ def typical_mask(scaled: Tensor, kept: Tensor, typical_p: Tensor) -> Tensor:
 def keep_mask_reference(logits: Tensor, params: DrawParams) -> Tensor:
     """logits [S, V] → which tokens may be drawn, [S, V] bool. Any device, no synchronization."""
     kept = logits >= cutoffs_reference(logits, params)[:, None]
-    return typical_mask(logits / params.temperature[:, None], kept, params.typical_p)
+    return typical_mask((logits - logits.amax(1, keepdim=True)) / params.temperature[:, None], kept, params.typical_p)

@@ -14,7 +14,7 @@ The log-probability of the rarest token that can still be drawn as often as it s
 
 from __future__ import annotations
 
-from functools import lru_cache
+import threading
 
 import torch
 from torch import Tensor
@@ -44,11 +44,6 @@ def stream_keys(seeds: Tensor, counters: Tensor) -> tuple[Tensor, Tensor]:
     """seeds, counters [S] int64 → the two 31-bit halves of each row's key, [S] int32."""
     key = _mix64(_mix64(seeds + GOLDEN) + (counters + 1) * GOLDEN)
     return (key & MASK31).to(torch.int32), ((key >> 32) & MASK31).to(torch.int32)
-
-
-@lru_cache(maxsize=8)
-def _weyl_ids(vocab_size: int, device: torch.device) -> Tensor:
-    return spread_ids(torch.arange(vocab_size, dtype=torch.int32, device=device))
 
 
 def spread_ids(token_ids: Tensor) -> Tensor:
@@ -92,10 +87,11 @@ def gumbel_noise(seeds: Tensor, counters: Tensor, token_ids: Tensor) -> Tensor:
 
 
 class NoiseScratch:
-    """Adds temperature-scaled noise to whole rows of logits, one row at a time in buffers that stay in the processor's cache."""
+    """Adds temperature-scaled noise to whole rows of logits, one row at a time in buffers that stay in the processor's cache. For one thread."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._start = _weyl_ids(vocab_size, device)
+        self.vocab_size = vocab_size
+        self._start = spread_ids(torch.arange(vocab_size, dtype=torch.int32, device=device))
         self._x = torch.empty_like(self._start)
         self._shifted = torch.empty_like(self._start)
         self._noise = torch.empty(vocab_size, dtype=torch.float32, device=device)
@@ -105,3 +101,15 @@ class NoiseScratch:
         self._x.copy_(self._start)
         _permute_(self._x, self._shifted, key_low, key_high)
         logits.sub_(_log_exponential_(self._x, self._noise).mul_(temperature))
+
+
+_scratches = threading.local()
+
+
+def noise_scratch(vocab_size: int) -> NoiseScratch:
+    """The calling thread's buffers for rows of this length on the CPU, kept for the next call: fresh memory costs more than the arithmetic."""
+    scratch: NoiseScratch | None = getattr(_scratches, "last", None)
+    if scratch is None or scratch.vocab_size != vocab_size:
+        with torch.inference_mode(mode=False):  # else the buffers could be used in inference mode only
+            scratch = _scratches.last = NoiseScratch(vocab_size, torch.device("cpu"))
+    return scratch

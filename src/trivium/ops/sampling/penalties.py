@@ -5,6 +5,7 @@ The state of a request is one int32 per token of the vocabulary: how often it wa
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,8 @@ def apply_penalties(logits: Tensor, lines: Tensor, state: Tensor, slots: Tensor,
         triton_penalties.apply_penalties(logits, lines, state, slots, repetition, frequency, presence)
         return
     for index, (line, slot) in enumerate(zip(lines.tolist(), slots.tolist(), strict=True)):
-        logits[line] = penalized(logits[line], state[slot], repetition[index], frequency[index], presence[index])
+        row, seen = logits[line], torch.from_numpy(np.flatnonzero((state[slot] != 0).numpy()))
+        row[seen] = penalized(row[seen], state[slot][seen], repetition[index], frequency[index], presence[index])
 
 
 def penalized(logits: Tensor, state: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor) -> Tensor:

@@ -25,11 +25,15 @@ def fast_paths() -> Mapping[str, Callable[..., Any]]:
     """Op name to its kernel, for `trivium.ops.dispatch`; empty where they can't run."""
     if not available():
         return {}
-    from trivium.ops.triton import activation, norm, qkv
+    from trivium.ops.attention.triton import create_backend
+    from trivium.ops.triton import activation, linear, moe, norm, qkv
 
     return {
         "rms_norm": norm.rms_norm,
         "add_rms_norm": norm.add_rms_norm,
         "act_and_mul": activation.act_and_mul,
         "prepare_qkv": qkv.prepare_qkv,
+        "linear": linear.linear,
+        "fused_moe": moe.fused_moe,
+        "attention": create_backend,
     }

@@ -74,7 +74,7 @@ def _schedule_kernel(
     shared = tl.where(splits > 1, splits, 0)
     partial = tl.where(splits > 1, tl.cumsum(shared, axis=0) - shared, -1)
     tl.store(num_items_ptr, tl.sum(splits, axis=0))
-    for split in range(0, tl.max(splits, axis=0)):
+    for split in range(tl.max(splits, axis=0)):
         mask = split < splits
         start = first + split * per_split
         count = tl.maximum(tl.minimum(per_split, tiles - split * per_split), 0)
@@ -83,6 +83,46 @@ def _schedule_kernel(
         tl.store(item + 1, start | (count << 16), mask=mask)
         tl.store(item + 2, partial, mask=mask)
         tl.store(item + 3, splits | (split << 16), mask=mask)
+
+
+@triton.jit
+def finish_item(
+    acc, peak, total, out_rows, partial_ptr, lse_ptr, arrivals_ptr, partial_base, split, lane,
+    LANES: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Store an item's result at `out_rows` [G, D], or, if its row has other items, leave it as a partial result; the last program to
+    arrive merges those. acc [BLOCK_H, BLOCK_D] is weighted by `total`, in the base-2 domain of `peak`; LANES programs share an item."""
+    h = tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK_D)
+    mask = (h < G)[:, None] & (d < D)[None, :]
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]  # an empty row gives zeros
+    if partial_base < 0:
+        tl.store(out_rows + h[:, None] * D + d[None, :], acc.to(out_rows.dtype.element_ty), mask=mask)
+    else:
+        splits = split & 0xFFFF
+        own = ((partial_base + (split >> 16)) * LANES + lane) * G
+        tl.store(partial_ptr + (own + h)[:, None] * D + d[None, :], acc, mask=mask, cache_modifier=".cg")
+        tl.store(lse_ptr + own + h, peak + tl.log2(total), mask=h < G, cache_modifier=".cg")
+        tl.debug_barrier()  # all threads' partial results before the one thread's arrival
+        arrivals = arrivals_ptr + partial_base * LANES + lane
+        if tl.atomic_add(arrivals, 1, sem="acq_rel") == splits - 1:
+            tl.store(arrivals, 0)  # as the next launch expects it
+            peak = tl.full([BLOCK_H], -1.0e38, tl.float32)
+            total = tl.zeros([BLOCK_H], tl.float32)
+            acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+            UNROLL: tl.constexpr = 4 if BLOCK_H * BLOCK_D <= 4096 else 1  # loads in flight, as far as registers go
+            for s in tl.range(0, splits, loop_unroll_factor=UNROLL):
+                at = ((partial_base + s) * LANES + lane) * G
+                lse = tl.load(lse_ptr + at + h, mask=h < G, other=-1.0e38, cache_modifier=".cg")
+                part = tl.load(partial_ptr + (at + h)[:, None] * D + d[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+                new_peak = tl.maximum(peak, lse)
+                decay = tl.exp2(peak - new_peak)
+                weight = tl.exp2(lse - new_peak)
+                total = total * decay + weight
+                acc = acc * decay[:, None] + part * weight[:, None]
+                peak = new_peak
+            acc = acc / total[:, None]
+            tl.store(out_rows + h[:, None] * D + d[None, :], acc.to(out_rows.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["tables_ptr", "seq_lens_ptr"])
@@ -152,35 +192,8 @@ def _decode_kernel(
         acc = acc * decay[:, None] + tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
         peak = new_peak
 
-    acc = acc / tl.where(total > 0, total, 1.0)[:, None]  # an empty row gives zeros
     out_rows = out_ptr + (row.to(tl.int64) * (HKV * G) + head * G) * D
-    if partial_base < 0:
-        tl.store(out_rows + h[:, None] * D + d[None, :], acc.to(out_ptr.dtype.element_ty), mask=head_mask)
-        return
-
-    splits = split & 0xFFFF
-    slot = (partial_base + (split >> 16)) * HKV + head
-    tl.store(partial_ptr + (slot * G + h)[:, None] * D + d[None, :], acc, mask=head_mask, cache_modifier=".cg")
-    tl.store(lse_ptr + slot * G + h, peak + tl.log2(total), mask=h < G, cache_modifier=".cg")
-    tl.debug_barrier()  # all threads' partial results before the one thread's arrival
-    arrivals = arrivals_ptr + partial_base * HKV + head
-    if tl.atomic_add(arrivals, 1, sem="acq_rel") == splits - 1:
-        tl.store(arrivals, 0)  # as the next launch expects it
-        peak = tl.full([BLOCK_H], -1.0e38, tl.float32)
-        total = tl.zeros([BLOCK_H], tl.float32)
-        acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-        for s in tl.range(0, splits, loop_unroll_factor=4):
-            slot = (partial_base + s) * HKV + head
-            lse = tl.load(lse_ptr + slot * G + h, mask=h < G, other=-1.0e38, cache_modifier=".cg")
-            part = tl.load(partial_ptr + (slot * G + h)[:, None] * D + d[None, :], mask=head_mask, other=0.0, cache_modifier=".cg")
-            new_peak = tl.maximum(peak, lse)
-            decay = tl.exp2(peak - new_peak)
-            weight = tl.exp2(lse - new_peak)
-            total = total * decay + weight
-            acc = acc * decay[:, None] + part * weight[:, None]
-            peak = new_peak
-        acc = acc / total[:, None]
-        tl.store(out_rows + h[:, None] * D + d[None, :], acc.to(out_ptr.dtype.element_ty), mask=head_mask)
+    finish_item(acc, peak, total, out_rows, partial_ptr, lse_ptr, arrivals_ptr, partial_base, split, head, HKV, G, D, BLOCK_H, BLOCK_D)
 
 
 def config_for(args: AttentionArgs, itemsize: int) -> DecodeConfig:
@@ -190,15 +203,15 @@ def config_for(args: AttentionArgs, itemsize: int) -> DecodeConfig:
 
 
 def schedule(
-    seq_lens: Tensor, args: AttentionArgs, config: DecodeConfig, *, fixed_split_tokens: int | None = None, max_seq_len: int = 0
+    seq_lens: Tensor, args: AttentionArgs, config: DecodeConfig, *, lanes: int | None = None, fixed_split_tokens: int | None = None, max_seq_len: int = 0
 ) -> DecodeSchedule:
-    """Cut the rows of seq_lens [B] int32 into items, on the device.
+    """Cut the rows of seq_lens [B] int32 into items, on the device. `lanes` programs, by default the key heads, work on each item.
 
     `fixed_split_tokens` cuts each row by its own length alone, so that its result doesn't depend on the batch bit for bit; `max_seq_len`
     then bounds the number of items.
     """
     num_rows = seq_lens.shape[0]
-    target = max(1, num_sms(seq_lens.device.index) * config.items_per_sm // args.num_kv_heads)
+    target = max(1, num_sms(seq_lens.device.index) * config.items_per_sm // (lanes or args.num_kv_heads))
     if fixed_split_tokens is None:
         fixed, max_splits = 0, target
         max_items, max_partials = num_rows + target, 2 * target + 1
@@ -213,7 +226,7 @@ def schedule(
         _schedule_kernel[(1,)](
             seq_lens, items, num_items, num_rows, target, max_splits, fixed,
             TILE=config.tile, WINDOW=args.window or 0, BLOCK=block, MIN_TILES=config.min_tiles,
-            num_warps=max(1, min(8, block // 32)), **pdl(seq_lens),
+            num_warps=max(1, min(16, block // 32)), **pdl(seq_lens),
         )  # fmt: skip
     return DecodeSchedule(items=items, num_items=num_items, max_items=max_items, max_partials=max_partials)
 

@@ -46,6 +46,36 @@ def on_device(tensor: Tensor) -> Any:
     return nullcontext()
 
 
+class ArrivalCounters:
+    """int32 zeros for kernels whose last program to arrive finishes a tile; kernels leave them as they found them.
+
+    Each weight has its own, so products of one model on one stream and of another model on another stream never share any. They are cut
+    from slabs made outside of captures, since memory of a captured graph's pool is not ours to keep.
+    """
+
+    SLAB = 1 << 20
+
+    def __init__(self) -> None:
+        self._by_weight: dict[tuple[int, int | None], Tensor] = {}
+        self._slabs: dict[int | None, tuple[Tensor, int]] = {}
+
+    def for_weight(self, weight: Tensor, count: int) -> Tensor:
+        """At least `count` counters, the same ones each time."""
+        key = (weight.data_ptr(), weight.device.index)
+        found = self._by_weight.get(key)
+        if found is None or found.numel() < count:
+            found = self._by_weight[key] = self._cut(weight.device, -(-count // 32) * 32)
+        return found
+
+    def _cut(self, device: torch.device, count: int) -> Tensor:
+        slab, used = self._slabs.get(device.index, (None, 0))
+        if slab is None or used + count > slab.numel():
+            assert not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()), "run once before capturing a graph"
+            slab, used = torch.zeros(max(self.SLAB, count), dtype=torch.int32, device=device), 0
+        self._slabs[device.index] = (slab, used + count)
+        return slab[used : used + count]
+
+
 def next_pow2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
@@ -85,6 +115,6 @@ def block_ids(table, tile, end, TILE: tl.constexpr, PAGE: tl.constexpr):
     token `end` on."""
     if PAGE >= TILE:
         return tl.load(table + tile * TILE // PAGE, mask=tile * TILE < end, other=0).to(tl.int64)
-    else:
+    else:  # noqa: RET505 (Triton compiles what follows a return, even one that always happens)
         tokens = tile * TILE + tl.arange(0, TILE)
         return tl.load(table + tokens // PAGE, mask=tokens < end, other=0).to(tl.int64)

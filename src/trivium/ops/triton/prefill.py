@@ -93,9 +93,7 @@ def _attend_tiles(
     return acc, peak, total
 
 
-@triton.jit(
-    do_not_specialize=["num_rows", "stride_table"], do_not_specialize_on_alignment=["tables_ptr", "query_starts_ptr", "seq_lens_ptr"]
-)
+@triton.jit(do_not_specialize=["num_rows", "stride_table"], do_not_specialize_on_alignment=["tables_ptr", "query_starts_ptr", "seq_lens_ptr"])
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, tables_ptr, query_starts_ptr, seq_lens_ptr, num_rows, scale, softcap,
     stride_qt, stride_qh, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_table,

@@ -40,9 +40,7 @@ class SkinnyConfig:
 def _prefetch(pointers, PDL: tl.constexpr):
     """Ask L2 for the lines at these addresses; nothing waits for them."""
     if PDL:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-        )
+        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_out", "per_program"])

@@ -5,7 +5,6 @@
 // multiples of 64 and partial results are merged at multiples of CHUNK, counted from the sequence's start: what a query gets doesn't depend
 // on the queries it is computed with, on the block size, or on how many threads share its keys.
 #pragma once
-#include <atomic>
 #include <vector>
 #include "gemm.h"
 
@@ -37,6 +36,7 @@ struct AttentionWork {
     std::vector<Piece> pieces;
     std::vector<int> merges;  // first pieces of runs that are to be merged, in order
     int num_partials = 0;
+    bool singles = true;  // one query a row, and each piece is a whole
 };
 
 // Rows of a piece: queries times heads that share a KV head, at least one query.
@@ -62,8 +62,10 @@ static bool plan_attention(const AttentionArgs& g, int threads, AttentionWork& w
     work.pieces.clear();
     work.merges.clear();
     work.num_partials = 0;
+    work.singles = true;
     for (int r = 0; r < g.rows; r++) {
         int count = g.query_starts[r + 1] - g.query_starts[r], before = g.seq_lens[r] - count;
+        work.singles &= count <= 1;
         for (int first = 0; first < count; first += per_piece) {
             int n = count - first < per_piece ? count - first : per_piece;
             int from = g.window && before + first - g.window + 1 > 0 ? before + first - g.window + 1 : 0, to = before + first + n;
@@ -72,6 +74,7 @@ static bool plan_attention(const AttentionArgs& g, int threads, AttentionWork& w
                     work.pieces.push_back({r, h, first, n, from, to, -1});
                     continue;
                 }
+                work.singles = false;
                 work.merges.push_back((int)work.pieces.size());
                 for (int c = from / CHUNK * CHUNK; c < to; c += CHUNK)
                     work.pieces.push_back({r, h, first, n, c > from ? c : from, c + CHUNK < to ? c + CHUNK : to, work.num_partials++});
@@ -280,11 +283,12 @@ template <class T> struct Attend {
     }
     template <int NV> void score() {
         int width = shape.key_steps() * T::STEP;
-        multiply_all<T, NV>({scratch.query, scratch.keys, width, TILE * T::STEP, 2 * W * T::STEP, shape.key_steps(), scratch.scores, TILE, false, nullptr, 0}, num_rows);
+        multiply_all<T, NV>({scratch.query, scratch.keys, width, TILE * T::STEP, W * T::STEP, 2 * W * T::STEP, shape.key_steps(), scratch.scores, TILE,
+                             false, nullptr, 0}, num_rows);
     }
     template <int NV> void add_values(float* partial, int d, int keys) {
-        multiply_all<T, NV>({scratch.probabilities, scratch.values + (ptrdiff_t)d * T::STEP, TILE, (ptrdiff_t)shape.padded * T::STEP, 2 * W * T::STEP,
-                             (keys + T::STEP - 1) / T::STEP, partial + d, shape.padded, true, nullptr, 0}, num_rows);
+        multiply_all<T, NV>({scratch.probabilities, scratch.values + (ptrdiff_t)d * T::STEP, TILE, (ptrdiff_t)shape.padded * T::STEP, W * T::STEP,
+                             2 * W * T::STEP, (keys + T::STEP - 1) / T::STEP, partial + d, shape.padded, true, nullptr, 0}, num_rows);
     }
     void run_tile(float* partial, int from, int keys) {
         load_tile(from, keys);

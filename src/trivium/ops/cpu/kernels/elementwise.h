@@ -26,28 +26,23 @@ template <class E> static INLINE void norm_row(const E* x, const E* weight, E* o
     for (int i = 0; i < n; i += W) store_at(out, i, n, load_at(x, i, n) * scale * (load_at(weight, i, n) + offset));
 }
 
-template <class E> static void rms_norm(const NormArgs& g, int tid, int threads) {
-    for (int row = g.rows * tid / threads; row < g.rows * (tid + 1) / threads; row++) {
-        const E* x = (const E*)g.x + row * g.x_stride;
-        if (g.residual) {
-            E* residual = (E*)g.residual + row * g.residual_stride;
-            for (int i = 0; i < g.n; i += W) store_at(residual, i, g.n, load_at(x, i, g.n) + load_at(residual, i, g.n));
-            x = residual;
-        }
-        norm_row(x, (const E*)g.weight, (E*)g.out + row * g.out_stride, g.n, g.eps, g.offset);
+template <class E> static void rms_norm_row(const NormArgs& g, int row) {
+    const E* x = (const E*)g.x + row * g.x_stride;
+    if (g.residual) {
+        E* residual = (E*)g.residual + row * g.residual_stride;
+        for (int i = 0; i < g.n; i += W) store_at(residual, i, g.n, load_at(x, i, g.n) + load_at(residual, i, g.n));
+        x = residual;
     }
+    norm_row(x, (const E*)g.weight, (E*)g.out + row * g.out_stride, g.n, g.eps, g.offset);
 }
 
-template <class E, int KIND> static void act_rows(const E* x, int64_t stride, E* out, int from, int to, int n) {
-    for (int row = from; row < to; row++)
-        for (int i = 0; i < n; i += W)
-            store_at(out + (ptrdiff_t)row * n, i, n, activate<KIND>(load_at(x + row * stride, i, n)) * load_at(x + row * stride + n, i, n));
+template <class E, int KIND> static INLINE void act_row(const E* x, E* out, int n) {
+    for (int i = 0; i < n; i += W) store_at(out, i, n, activate<KIND>(load_at(x, i, n)) * load_at(x + n, i, n));
 }
-template <class E> static void act_and_mul(const E* x, int64_t stride, E* out, int rows, int n, int kind, int tid, int threads) {
-    int from = rows * tid / threads, to = rows * (tid + 1) / threads;
-    if (kind == SILU) act_rows<E, SILU>(x, stride, out, from, to, n);
-    else if (kind == GELU_TANH) act_rows<E, GELU_TANH>(x, stride, out, from, to, n);
-    else act_rows<E, GELU>(x, stride, out, from, to, n);
+template <class E> static void act_and_mul_row(const E* x, E* out, int n, int kind) {
+    if (kind == SILU) act_row<E, SILU>(x, out, n);
+    else if (kind == GELU_TANH) act_row<E, GELU_TANH>(x, out, n);
+    else act_row<E, GELU>(x, out, n);
 }
 
 struct QKVArgs {
@@ -94,26 +89,24 @@ template <class E> static INLINE void prepare_head(const E* x, E* out, const E* 
     else memcpy(out, x, g.dim * sizeof(E));
 }
 
-// Returns 1 if a position or slot lies outside its table; such a row is left out.
-template <class E> static int prepare_qkv(const QKVArgs& g, int tid, int threads) {
-    int bad = 0;
-    for (int row = g.rows * tid / threads; row < g.rows * (tid + 1) / threads; row++) {
-        const E* x = (const E*)g.qkv + row * g.qkv_stride;
-        int64_t position = g.positions[row], slot = g.slots[row];
-        if ((g.cos_sin && (position < 0 || position >= g.max_positions)) || slot < -1 || slot >= g.num_slots) {
-            bad = 1;
-            continue;
-        }
-        const float* cos = g.cos_sin ? g.cos_sin + position * g.rotary_dim : nullptr;
-        for (int h = 0; h < g.heads; h++, x += g.dim)
-            prepare_head(x, (E*)g.query + ((ptrdiff_t)row * g.heads + h) * g.dim, (const E*)g.q_norm, cos, g);
-        if (slot < 0) continue;
-        ptrdiff_t block = slot / g.block_size, offset = slot % g.block_size;
-        for (int h = 0; h < g.kv_heads; h++, x += g.dim) {
-            ptrdiff_t at = ((block * g.kv_heads + h) * g.block_size + offset) * g.dim;
-            prepare_head(x, (E*)g.key + at, (const E*)g.k_norm, cos, g);
-            memcpy((E*)g.value + at, x + (ptrdiff_t)g.kv_heads * g.dim, g.dim * sizeof(E));
-        }
-    }
-    return bad;
+// The part of a row that belongs to one KV head: its query heads, its key, its value. False, and nothing done, if the row's position or slot
+// lies outside its table.
+template <class E> static bool prepare_qkv(const QKVArgs& g, int row, int kv_head) {
+    int64_t position = g.positions[row], slot = g.slots[row];
+    if ((g.cos_sin && (position < 0 || position >= g.max_positions)) || slot < -1 || slot >= g.num_slots) return false;
+    const float* cos = g.cos_sin ? g.cos_sin + position * g.rotary_dim : nullptr;
+    const E* x = (const E*)g.qkv + row * g.qkv_stride;
+    int group = g.heads / g.kv_heads;
+    for (int h = kv_head * group; h < (kv_head + 1) * group; h++)
+        prepare_head(x + h * g.dim, (E*)g.query + ((ptrdiff_t)row * g.heads + h) * g.dim, (const E*)g.q_norm, cos, g);
+    if (slot < 0) return true;
+    ptrdiff_t at = ((slot / g.block_size * g.kv_heads + kv_head) * g.block_size + slot % g.block_size) * g.dim;
+    prepare_head(x + (g.heads + kv_head) * g.dim, (E*)g.key + at, (const E*)g.k_norm, cos, g);
+    memcpy((E*)g.value + at, x + (g.heads + g.kv_heads + kv_head) * g.dim, g.dim * sizeof(E));
+    return true;
+}
+template <class E> static bool prepare_qkv(const QKVArgs& g, int row) {
+    bool good = true;
+    for (int h = 0; h < g.kv_heads; h++) good &= prepare_qkv<E>(g, row, h);
+    return good;
 }

@@ -29,11 +29,11 @@ struct BF16 {
 
 constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
-// C[m, n] (+)= A[m, :] . B[:, n] for MR rows and 16 NV columns. B's first two vectors of a step lie at b, the next two at b + panel; a step is
+// C[m, n] (+)= A[m, :] . B[:, n] for MR rows and 16 NV columns. Vector v of a step lies at b + v / 2 * panel + v % 2 * pitch; the next step is
 // `stride` entries on.
 template <class T> struct Product {
     const typename T::E *a, *b;
-    ptrdiff_t lda, stride, panel;
+    ptrdiff_t lda, stride, pitch, panel;
     int steps;
     float* c;
     ptrdiff_t ldc;
@@ -53,7 +53,7 @@ template <class T, int MR, int NV> static void multiply(const Product<T>& p) {
         __builtin_prefetch(p.soon + k * p.soon_stride, 0, 2);
         f32x16 column[NV];
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; v++) memcpy(&column[v], b + v / 2 * p.panel + v % 2 * W * T::STEP, 64);
+        for (int v = 0; v < NV; v++) memcpy(&column[v], b + v / 2 * p.panel + v % 2 * p.pitch, 64);
 #pragma GCC unroll 12
         for (int m = 0; m < MR; m++)
 #pragma GCC unroll 4

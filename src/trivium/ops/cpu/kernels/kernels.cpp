@@ -1,24 +1,19 @@
 // The C interface: plain functions over pointers, sizes in entries, called through ctypes. Every function gets a number of threads and runs
 // one parallel region. Types of tensors: 0 float, 1 bf16. Results: 0, or 1 when an index lies outside its table.
-#include <omp.h>
-#include <utility>
-#include "attention.h"
-#include "elementwise.h"
-#include "linear.h"
+#include "decoder.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-template <class Body> static void parallel(int threads, Body&& body) {
-    if (threads <= 1) {
-        body(0, 1);
-        return;
-    }
-#pragma omp parallel num_threads(threads)
-    body(omp_get_thread_num(), omp_get_num_threads());
-}
-
 // body<T>() for the type of a tensor.
 template <class Body> static auto by_type(int type, Body&& body) { return type == 1 ? body(BF16{}) : body(F32{}); }
+
+// row(i) for each row, several rows a unit.
+template <class Row> static void parallel_rows(int threads, int rows, Row&& row) {
+    int units = rows < 4 * threads ? rows : 4 * threads;
+    parallel_units(threads, units, [&](int unit) {
+        for (int i = (int)((int64_t)rows * unit / units); i < (int)((int64_t)rows * (unit + 1) / units); i++) row(i);
+    });
+}
 
 EXPORT const char* trivium_features() {
 #if defined(__AVX512BF16__)
@@ -33,21 +28,21 @@ EXPORT const char* trivium_features() {
 }
 
 EXPORT void trivium_rms_norm(int type, const NormArgs* g, int threads) {
-    by_type(type, [&]<class T>(T) { parallel(threads, [&](int t, int n) { rms_norm<typename T::E>(*g, t, n); }); });
+    by_type(type, [&]<class T>(T) { parallel_rows(threads, g->rows, [&](int row) { rms_norm_row<typename T::E>(*g, row); }); });
 }
 
 EXPORT void trivium_act_and_mul(int type, const void* x, int64_t stride, void* out, int rows, int n, int kind, int threads) {
     by_type(type, [&]<class T>(T) {
         using E = typename T::E;
-        parallel(threads, [&](int t, int count) { act_and_mul<E>((const E*)x, stride, (E*)out, rows, n, kind, t, count); });
+        parallel_rows(threads, rows, [&](int row) { act_and_mul_row((const E*)x + row * stride, (E*)out + (ptrdiff_t)row * n, n, kind); });
     });
 }
 
 EXPORT int trivium_prepare_qkv(int type, const QKVArgs* g, int threads) {
-    std::atomic<int> bad{0};
+    std::atomic<bool> bad{false};
     by_type(type, [&]<class T>(T) {
-        parallel(threads, [&](int t, int n) {
-            if (prepare_qkv<typename T::E>(*g, t, n)) bad = 1;
+        parallel_rows(threads, g->rows, [&](int row) {
+            if (!prepare_qkv<typename T::E>(*g, row)) bad = true;
         });
     });
     return bad;
@@ -57,42 +52,46 @@ EXPORT int64_t trivium_packed_entries(int type, int64_t n, int64_t k) {
     return by_type(type, [&]<class T>(T) { return packed_entries<T>(n, k); });
 }
 
-EXPORT void trivium_pack_weight(int type, const void* w, int64_t stride, int n, int k, int paired, void* out, int threads) {
+EXPORT void trivium_pack_weight(int type, const void* w, int64_t stride, int n, int k, void* out, int threads) {
     by_type(type, [&]<class T>(T) {
         using E = typename T::E;
-        parallel(threads, [&](int t, int count) { pack_weight<T>((const E*)w, stride, n, k, paired, (E*)out, t, count); });
+        parallel_rows(threads, num_panels(n), [&](int panel) { pack_panel<T>((const E*)w, stride, n, k, (E*)out, panel); });
     });
 }
 
 EXPORT void trivium_linear(int type, const LinearArgs* g, int threads) {
-    by_type(type, [&]<class T>(T) { parallel(threads, [&](int t, int n) { linear<T>(*g, t, n); }); });
+    by_type(type, [&]<class T>(T) {
+        Units units = cut(*g, sizeof(typename T::E), threads);
+        parallel_units(threads, units.count(), [&](int unit) { linear_unit<T>(*g, units, unit); });
+    });
 }
 
 template <class T> static void attend(const AttentionArgs& g, const AttentionWork& work, int threads) {
-    static thread_local std::vector<float> partials;
     Shape<T> shape(g);
-    if ((ptrdiff_t)partials.size() < work.num_partials * shape.partial_size()) partials.resize(work.num_partials * shape.partial_size());
-    float* partial = partials.data();
-    std::atomic<int> next{0};
-    auto drain = [&](int count, auto&& body) {
-        static thread_local Scratch<T> scratch;
-        scratch.prepare(shape);
-        for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(i, scratch);
-    };
-    int count = (int)work.pieces.size(), merges = (int)work.merges.size();
-    parallel(threads < count ? threads : count, [&](int, int) {
-        drain(count, [&](int i, Scratch<T>& scratch) { Attend<T>(g, work.pieces[i], scratch).run(partial); });
-    });
-    next = 0;
-    if (merges)
-        parallel(threads < merges ? threads : merges, [&](int, int) {
-            drain(merges, [&](int i, Scratch<T>& scratch) { Attend<T>(g, work.pieces[work.merges[i]], scratch).finish(partial); });
+    std::vector<float> partials(work.num_partials * shape.partial_size());
+    auto run = [&](int count, auto&& body) {
+        parallel_units(threads, count, [&](int i) {
+            static thread_local Scratch<T> scratch;
+            scratch.prepare(shape);
+            body(i, scratch);
         });
+    };
+    run((int)work.pieces.size(), [&](int i, Scratch<T>& scratch) { Attend<T>(g, work.pieces[i], scratch).run(partials.data()); });
+    run((int)work.merges.size(),
+        [&](int i, Scratch<T>& scratch) { Attend<T>(g, work.pieces[work.merges[i]], scratch).finish(partials.data()); });
 }
 
 EXPORT int trivium_attention(int type, const AttentionArgs* g, int threads) {
-    static thread_local AttentionWork work;
+    AttentionWork work;
     if (!plan_attention(*g, threads, work)) return 1;
-    if (!work.pieces.empty()) by_type(type, [&]<class T>(T) { attend<T>(*g, work, threads); });
+    by_type(type, [&]<class T>(T) { attend<T>(*g, work, threads); });
     return 0;
+}
+
+EXPORT int64_t trivium_decoder_workspace(int type, const DecoderStep* g) {
+    return by_type(type, [&]<class T>(T) { return (int64_t)Workspace<T>(*g, nullptr).bytes; });
+}
+
+EXPORT int trivium_decoder(int type, const DecoderStep* g, int threads) {
+    return by_type(type, [&]<class T>(T) { return Decode<T>(*g, threads).run(); });
 }

@@ -1,15 +1,18 @@
 // y = x W^T for a weight packed once: panels of 32 columns, [ceil(N / 32)][ceil(K / STEP)][32][STEP], padded with zeros.
-// With PAIRED packing a panel holds 16 columns of the first half of W and the same 16 of the second (gate and up), so that the activation
-// can be applied before anything is written.
+// Work is cut into units (a few panels by some rows) that threads take one by one.
 #pragma once
 #include "gemm.h"
 
 constexpr int PANEL = 32;
 
-enum Epilogue { STORE = 0, ADD = 1, ACT_MUL = 2 };
+enum Epilogue {
+    STORE = 0,
+    ADD = 1,      // out = residual + y
+    ACT_MUL = 2,  // W is gate and up, one above the other, N / 2 a multiple of 32: out = act(gate) * up
+};
 
 struct LinearArgs {
-    const void* x;          // [rows, K], row stride x_stride
+    const void* x;          // [rows, K], row stride x_stride; for bf16 and odd K readable one entry further
     const void* weight;     // packed
     const float* bias;      // [padded N] or null
     void* out;              // [rows, N] (ACT_MUL: [rows, N / 2]), row stride out_stride
@@ -26,24 +29,19 @@ template <class T> static int64_t packed_entries(int64_t n, int64_t k) {
     return (int64_t)num_panels((int)n) * PANEL * round_up((int)k, T::STEP);
 }
 
-template <class T> static void pack_weight(const typename T::E* w, int64_t stride, int n, int k, int paired, typename T::E* out, int tid, int threads) {
+template <class T> static void pack_panel(const typename T::E* w, int64_t stride, int n, int k, typename T::E* out, int panel) {
     int steps = (k + T::STEP - 1) / T::STEP;
-    for (int p = tid; p < num_panels(n); p += threads) {
-        typename T::E* panel = out + (ptrdiff_t)p * steps * PANEL * T::STEP;
-        for (int c = 0; c < PANEL; c++) {
-            int column = paired ? (c < W ? p * W + c : n / 2 + p * W + c - W) : p * PANEL + c;
-            bool exists = paired ? p * W + c % W < n / 2 : column < n;
-            for (int s = 0; s < steps; s++)
-                for (int e = 0; e < T::STEP; e++) {
-                    int at = s * T::STEP + e;
-                    panel[((ptrdiff_t)s * PANEL + c) * T::STEP + e] = exists && at < k ? w[column * stride + at] : 0;
-                }
-        }
+    typename T::E* to = out + (ptrdiff_t)panel * steps * PANEL * T::STEP;
+    for (int c = 0; c < PANEL; c++) {
+        int column = panel * PANEL + c;
+        for (int at = 0; at < steps * T::STEP; at++)
+            to[((ptrdiff_t)(at / T::STEP) * PANEL + c) * T::STEP + at % T::STEP] = column < n && at < k ? w[column * stride + at] : 0;
     }
 }
 
-// One row of results, 16 NV floats at c from `panel` on, to where they go.
-template <class E> static INLINE void finish(const LinearArgs& g, int row, int column, int width, const float* c) {
+// Sixteen results of one row, at c, to where they go.
+template <class E> static INLINE void finish(const LinearArgs& g, int row, int column, const float* c) {
+    int width = g.n - column;
     f32x16 v = load(c);
     if (g.bias) v = v + load(g.bias + column);
     ptrdiff_t at = (ptrdiff_t)row * g.out_stride + column;
@@ -56,88 +54,114 @@ template <class E> static INLINE void finish(const LinearArgs& g, int row, int c
     else store_at((E*)g.out + at, 0, width, v);
 }
 
-template <class E, int KIND> static INLINE void finish_pair(const LinearArgs& g, int row, int column, int width, const float* c) {
-    f32x16 gate = load(c), up = load(c + W);
+template <class E, int KIND> static INLINE void finish_gated(const LinearArgs& g, int row, int column, const float* gate_at, const float* up_at) {
+    f32x16 gate = load(gate_at), up = load(up_at);
     if (g.bias) {
-        gate = gate + load(g.bias + 2 * column);
-        up = up + load(g.bias + 2 * column + W);
+        gate = gate + load(g.bias + column);
+        up = up + load(g.bias + g.n / 2 + column);
     }
-    store_at((E*)g.out + (ptrdiff_t)row * g.out_stride + column, 0, width, activate<KIND>(gate) * up);
+    store((E*)g.out + (ptrdiff_t)row * g.out_stride + column, activate<KIND>(gate) * up);
 }
 
-template <class E, int KIND> static void finish_pairs(const LinearArgs& g, int row, int rows, int panel, int panels, const float* c) {
-    for (int m = 0; m < rows; m++)
-        for (int p = 0; p < panels; p++) {
-            int column = (panel + p) * W;
-            if (column < g.n / 2) finish_pair<E, KIND>(g, row + m, column, g.n / 2 - column, c + (m * panels + p) * PANEL);
+// A block of results: rows by 2 VECTORS columns; with ACT_MUL the first half of a row of c is gate, the second up.
+template <class E, int VECTORS> static void finish_block(const LinearArgs& g, int row, int rows, int column, const float* c) {
+    constexpr int WIDTH = VECTORS * W;
+    for (int m = 0; m < rows; m++, c += WIDTH) {
+        if (g.epilogue != ACT_MUL) {
+            for (int v = 0; v < VECTORS && column + v * W < g.n; v++) finish<E>(g, row + m, column + v * W, c + v * W);
+            continue;
         }
-}
-
-template <class E> static void finish_block(const LinearArgs& g, int row, int rows, int panel, int panels, const float* c) {
-    if (g.epilogue == ACT_MUL) {
-        if (g.activation == SILU) finish_pairs<E, SILU>(g, row, rows, panel, panels, c);
-        else if (g.activation == GELU_TANH) finish_pairs<E, GELU_TANH>(g, row, rows, panel, panels, c);
-        else finish_pairs<E, GELU>(g, row, rows, panel, panels, c);
-        return;
+        for (int v = 0; v < VECTORS / 2; v++) {
+            const float *gate = c + v * W, *up = gate + WIDTH / 2;
+            if (g.activation == SILU) finish_gated<E, SILU>(g, row + m, column + v * W, gate, up);
+            else if (g.activation == GELU_TANH) finish_gated<E, GELU_TANH>(g, row + m, column + v * W, gate, up);
+            else finish_gated<E, GELU>(g, row + m, column + v * W, gate, up);
+        }
     }
-    for (int m = 0; m < rows; m++)
-        for (int v = 0; v < 2 * panels; v++) {
-            int column = panel * PANEL + v * W;
-            if (column < g.n) finish<E>(g, row + m, column, g.n - column, c + (m * panels * 2 + v) * W);
-        }
 }
 
-// `PANELS` (1 or 2) panels by a few rows.
-template <class T, int PANELS> static INLINE void block(const LinearArgs& g, int row, int rows, int panel, int steps, const char* soon, ptrdiff_t soon_stride) {
+// How a product is cut: `groups` of panels times `passes` over rows. With ACT_MUL a panel of gate counts with its panel of up as one.
+struct Units {
+    int panels, groups, passes;
+    int count() const { return groups * passes; }
+};
+
+static INLINE Units cut(const LinearArgs& g, int entry_size, int threads) {
+    int panels = num_panels(g.epilogue == ACT_MUL ? g.n / 2 : g.n);
+    // What of x a pass covers stays in the second-level cache while all panels go by.
+    int fit = (256 << 10) / (g.k * entry_size) / 12 * 12, pass = fit < 48 ? 48 : fit;
+    int passes = (g.rows + pass - 1) / pass;
+    int groups = 4 * threads / (passes ? passes : 1);
+    if (groups < threads) groups = threads;
+    int most = g.rows <= MAX_ROWS<4> ? (panels + 1) / 2 : panels;  // few rows: two panels at a time
+    if (groups > most) groups = most;
+    if (groups * passes < 2 * threads && g.rows > MAX_ROWS<2>) {
+        int blocks = (g.rows + MAX_ROWS<2> - 1) / MAX_ROWS<2>;
+        passes = (2 * threads + groups - 1) / groups;
+        if (passes > blocks) passes = blocks;
+    }
+    return {panels, groups, passes};
+}
+
+// One thread's run over panels [first, last) and rows [from, from + rows).
+template <class T> struct LinearRun {
     using E = typename T::E;
-    float c[MAX_ROWS<2 * PANELS> * PANELS * PANEL];
-    ptrdiff_t size = (ptrdiff_t)steps * PANEL * T::STEP;
-    multiply<T, 2 * PANELS>({(const E*)g.x + row * g.x_stride, (const E*)g.weight + panel * size, g.x_stride, PANEL * T::STEP, size, steps, c,
-                             PANELS * PANEL, false, soon, soon_stride}, rows);
-    finish_block<E>(g, row, rows, panel, PANELS, c);
-}
+    const LinearArgs& g;
+    int from, rows, first, last, steps;
+    ptrdiff_t size;  // entries of a panel
+    bool gated;
 
-// Rows per pass: what of x stays in the second-level cache while all panels go by.
-static INLINE int rows_per_pass(int k, int size) {
-    int fit = (256 << 10) / (k * size);
-    return fit < 48 ? 48 : fit / 12 * 12;
-}
+    LinearRun(const LinearArgs& g, const Units& units, int unit) : g(g) {
+        int pass = unit / units.groups, group = unit % units.groups;
+        from = (int)((int64_t)g.rows * pass / units.passes);
+        rows = (int)((int64_t)g.rows * (pass + 1) / units.passes) - from;
+        bool in_pairs = g.rows <= MAX_ROWS<4>;
+        int things = in_pairs ? (units.panels + 1) / 2 : units.panels, each = in_pairs ? 2 : 1;
+        first = (int)((int64_t)things * group / units.groups) * each;
+        last = (int)((int64_t)things * (group + 1) / units.groups) * each;
+        if (last > units.panels) last = units.panels;
+        steps = (g.k + T::STEP - 1) / T::STEP;
+        size = (ptrdiff_t)steps * PANEL * T::STEP;
+        gated = g.epilogue == ACT_MUL;
+    }
+    const E* panel_at(int panel) const { return (const E*)g.weight + panel * size; }
+    ptrdiff_t up() const { return (ptrdiff_t)(g.n / 2 / PANEL) * size; }
+    const E* row_at(int row) const { return (const E*)g.x + (ptrdiff_t)row * g.x_stride; }
 
-// Panels [first, last) and rows [from, to). With few rows memory is what takes time and a panel is read once; with more, later blocks of
-// rows find the panel in the cache and fetch the next one in the meantime.
-template <class T> static void linear_pass(const LinearArgs& g, int first, int last, int from, int to, int steps) {
-    constexpr ptrdiff_t STEP_BYTES = PANEL * 4, LINE = 64;
-    const char* weight = (const char*)g.weight;
-    int rows = to - from, panel = first;
-    if (rows <= MAX_ROWS<4>)
-        for (; panel + 2 <= last; panel += 2) block<T, 2>(g, from, rows, panel, steps, weight, 0);
-    for (; panel < last; panel++) {
-        const char* soon = weight + (panel + 1) * steps * STEP_BYTES;
-        bool more = rows > MAX_ROWS<2> && panel + 1 < last;
+    // Few rows: memory is what takes time, each panel is read once, in two streams.
+    void wide(int panel) const {
+        float c[MAX_ROWS<4> * 4 * W];
+        multiply<T, 4>({row_at(from), panel_at(panel), g.x_stride, PANEL * T::STEP, W * T::STEP, gated ? up() : size, steps, c, 4 * W, false,
+                        (const char*)g.weight, 0}, rows);
+        finish_block<E, 4>(g, from, rows, panel * PANEL, c);
+    }
+    // More rows: from the second block on the panel is in the cache, and the next one is fetched in the meantime, a line a step.
+    void narrow(int half) const {  // of a panel (gated: of panels of gate and up), 16 columns; else a whole panel is two halves at once
+        int panel = gated ? half / 2 : half, column = panel * PANEL + (gated ? half % 2 * W : 0);
+        const E* b = panel_at(panel) + (gated ? half % 2 * W * T::STEP : 0);
+        const E* next = gated && half % 2 == 0 ? b + W * T::STEP : panel_at(panel + 1);
+        const E* lines[2] = {next, next + (gated ? up() : W * T::STEP)};
+        bool is_last = panel + 1 >= last && !(gated && half % 2 == 0);
+        int done = 0;
         for_row_blocks(rows, MAX_ROWS<2>, [&](int row, int count) {
-            block<T, 1>(g, from + row, count, panel, steps, more ? soon : weight, more ? STEP_BYTES : 0);
-            soon += LINE;
-            more = more && soon < weight + (panel + 1) * steps * STEP_BYTES + STEP_BYTES;
+            float c[MAX_ROWS<2> * 2 * W];
+            bool fetch = done < 2 && !is_last && rows > MAX_ROWS<2>;
+            multiply<T, 2>({row_at(from + row), b, g.x_stride, PANEL * T::STEP, gated ? up() : W * T::STEP, 0, steps, c, 2 * W, false,
+                            (const char*)(fetch ? lines[done] : g.weight), fetch ? PANEL * T::STEP * (ptrdiff_t)sizeof(E) : 0}, count);
+            finish_block<E, 2>(g, from + row, count, column, c);
+            done++;
         });
     }
-}
-
-// Panels [first, last) and rows [top, bottom) by one thread.
-template <class T> static void linear_part(const LinearArgs& g, int first, int last, int top, int bottom) {
-    int pass = rows_per_pass(g.k, sizeof(typename T::E)), passes = (bottom - top + pass - 1) / pass;
-    for (int i = 0; i < passes; i++) {
-        int from = top + (int)((int64_t)(bottom - top) * i / passes), to = top + (int)((int64_t)(bottom - top) * (i + 1) / passes);
-        linear_pass<T>(g, first, last, from, to, (g.k + T::STEP - 1) / T::STEP);
+    void run() const {
+        int panel = first;
+        if (rows <= MAX_ROWS<4>)
+            for (; gated ? panel < last : panel + 2 <= last; panel += gated ? 1 : 2) wide(panel);
+        for (; panel < last; panel++)
+            if (gated) {
+                narrow(2 * panel);
+                narrow(2 * panel + 1);
+            } else narrow(panel);
     }
-}
+};
 
-// One thread's share: panels first; where there are more threads than panels, rows too.
-template <class T> static void linear(const LinearArgs& g, int tid, int threads) {
-    int panels = num_panels(g.n);
-    int across = threads < panels ? threads : panels, down = threads / across;
-    if (down > (g.rows + 11) / 12) down = (g.rows + 11) / 12;
-    if (down < 1) down = 1;
-    int i = tid % across, j = tid / across;
-    if (j >= down) return;
-    linear_part<T>(g, panels * i / across, panels * (i + 1) / across, g.rows * j / down, g.rows * (j + 1) / down);
-}
+template <class T> static void linear_unit(const LinearArgs& g, const Units& units, int unit) { LinearRun<T>(g, units, unit).run(); }

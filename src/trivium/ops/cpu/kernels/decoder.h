@@ -1,0 +1,199 @@
+// A whole step of a decoder in one parallel region: the layers' phases follow each other without a return to Python. The arithmetic is that of
+// the single kernels; only the activation is applied before the product of gate and up is rounded.
+#pragma once
+#include <memory>
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+#include "phases.h"
+
+struct Projection {
+    const void* weight;  // packed
+    const float* bias;
+    int32_t n, k;
+};
+
+struct DecoderLayer {
+    Projection qkv, output, gate_up, down;
+    const void *input_norm, *feed_forward_norm;
+    const void *post_attention_norm, *post_feed_forward_norm;  // null: none
+    const void *q_norm, *k_norm;                               // null: none
+    const float* cos_sin;
+    void *key, *value;
+    int64_t max_positions;
+    int32_t heads, kv_heads, dim, rotary_dim, interleaved, window;
+    float scale, softcap;
+};
+
+struct DecoderStep {
+    const DecoderLayer* layers;
+    const void* final_norm;
+    void* residual;   // [tokens, hidden]: embeddings; overwritten
+    void* out;        // [tokens, hidden], normed
+    char* workspace;  // decoder_workspace() bytes
+    const int64_t *positions, *slots;
+    const int32_t *block_tables, *query_starts, *seq_lens;
+    int64_t table_stride, num_blocks;
+    int32_t num_layers, tokens, rows, hidden, block_size, activation;
+    float eps, offset;
+};
+
+constexpr int NORM_ROWS = 8;       // rows of a unit of norms
+constexpr int LOCAL_NORM_ROWS = 16;  // up to here each thread norms all rows for itself: less than waiting costs
+
+// Where a step keeps what passes between phases.
+template <class T> struct Workspace {
+    typename T::E *normed, *qkv, *attended, *gated, *block;
+    size_t bytes;
+    Workspace(const DecoderStep& g, char* at) {
+        int64_t qkv_width = 0, attended_width = 0, gated_width = 0;
+        for (int i = 0; i < g.num_layers; i++) {
+            const DecoderLayer& layer = g.layers[i];
+            qkv_width = std::max<int64_t>(qkv_width, layer.qkv.n);
+            attended_width = std::max<int64_t>(attended_width, layer.output.k);
+            gated_width = std::max<int64_t>(gated_width, layer.down.k);
+        }
+        char* start = at;
+        auto take = [&](int64_t width) {
+            auto* taken = (typename T::E*)at;
+            at += (g.tokens * width * sizeof(typename T::E) + 127) / 64 * 64;
+            return taken;
+        };
+        normed = take(g.hidden);
+        qkv = take(qkv_width);
+        attended = take(attended_width);
+        gated = take(gated_width);
+        block = take(g.hidden);
+        bytes = at - start;
+    }
+};
+
+template <class T> struct Decode {
+    using E = typename T::E;
+    const DecoderStep& g;
+    int threads;
+    Workspace<T> space;
+    std::vector<AttentionWork> work;  // by `work_of`
+    std::vector<int> work_of;         // of a layer
+    std::unique_ptr<Phase[]> phases;
+    std::vector<float> partials;
+    std::atomic<bool> bad{false};
+    static constexpr int PHASES_PER_LAYER = 11;
+
+    Decode(const DecoderStep& g, int threads) : g(g), threads(threads), space(g, g.workspace) {}
+
+    AttentionArgs attention_args(const DecoderLayer& layer) const {
+        return {space.attended, layer.key, layer.value, g.block_tables, g.query_starts, g.seq_lens, space.attended, g.table_stride, g.num_blocks,
+                g.rows, layer.heads, layer.kv_heads, layer.dim, g.block_size, layer.window, layer.scale, layer.softcap};
+    }
+    bool plan() {
+        phases.reset(new Phase[g.num_layers * PHASES_PER_LAYER + 1]);
+        ptrdiff_t partial_size = 0;
+        for (int i = 0; i < g.num_layers; i++) {
+            const DecoderLayer &layer = g.layers[i];
+            int same = 0;
+            for (; same < i; same++) {
+                const DecoderLayer& other = g.layers[same];
+                if (other.window == layer.window && other.heads == layer.heads && other.kv_heads == layer.kv_heads && other.dim == layer.dim) break;
+            }
+            if (same < i) {
+                work_of.push_back(work_of[same]);
+                continue;
+            }
+            AttentionArgs args = attention_args(layer);
+            work_of.push_back((int)work.size());
+            if (!plan_attention(args, threads, work.emplace_back())) return false;
+            partial_size = std::max(partial_size, work.back().num_partials * Shape<T>(args).partial_size());
+        }
+        partials.resize(partial_size);
+        return true;
+    }
+    // Units of rows [first, last).
+    template <class Row> void share_rows(Phase& phase, Row&& row) {
+        share(phase, (g.tokens + NORM_ROWS - 1) / NORM_ROWS, [&](int unit) {
+            for (int i = unit * NORM_ROWS; i < g.tokens && i < (unit + 1) * NORM_ROWS; i++) row(i);
+        });
+    }
+    E* residual(int row) const { return (E*)g.residual + (ptrdiff_t)row * g.hidden; }
+    E* own_rows() const {
+        static thread_local std::vector<E> rows;
+        if (rows.size() < (size_t)LOCAL_NORM_ROWS * g.hidden + 1) rows.resize((size_t)LOCAL_NORM_ROWS * g.hidden + 1);
+        return rows.data();
+    }
+    void project(Phase& phase, const Projection& p, const void* x, void* out, int64_t out_stride, int epilogue) {
+        LinearArgs args{x, p.weight, p.bias, out, out, p.k, out_stride, g.tokens, p.n, p.k, epilogue, g.activation, 0};
+        Units units = cut(args, sizeof(E), threads);
+        share(phase, units.count(), [&](int unit) { linear_unit<T>(args, units, unit); });
+    }
+    // norm(residual) times a projection.
+    void norm_and_project(Phase*& phase, const void* norm, const Projection& p, void* out, int64_t out_stride, int epilogue) {
+        auto to = [&](E* rows, int i) { norm_row(residual(i), (const E*)norm, rows + (ptrdiff_t)i * g.hidden, g.hidden, g.eps, g.offset); };
+        if (g.tokens > LOCAL_NORM_ROWS) {
+            share_rows(*phase++, [&](int i) { to(space.normed, i); });
+            project(*phase++, p, space.normed, out, out_stride, epilogue);
+            return;
+        }
+        phase++;
+        E* rows = own_rows();
+        LinearArgs args{rows, p.weight, p.bias, out, out, p.k, out_stride, g.tokens, p.n, p.k, epilogue, g.activation, 0};
+        Units units = cut(args, sizeof(E), threads);
+        bool ready = false;
+        share(*phase++, units.count(), [&](int unit) {
+            for (int i = 0; !ready && i < g.tokens; i++) to(rows, i);
+            ready = true;
+            linear_unit<T>(args, units, unit);
+        });
+    }
+    // residual += projection of x, normed before if there is a norm.
+    void project_and_add(Phase*& phase, const Projection& p, const E* x, const void* post_norm) {
+        if (!post_norm) {
+            project(*phase++, p, x, g.residual, g.hidden, ADD);
+            phase++;
+            return;
+        }
+        project(*phase++, p, x, space.block, g.hidden, STORE);
+        share_rows(*phase++, [&](int i) {
+            E* block = space.block + (ptrdiff_t)i * g.hidden;
+            norm_row(block, (const E*)post_norm, block, g.hidden, g.eps, g.offset);
+            for (int d = 0; d < g.hidden; d += W) store_at(residual(i), d, g.hidden, load_at(block, d, g.hidden) + load_at(residual(i), d, g.hidden));
+        });
+    }
+    void attend(Phase*& phase, const DecoderLayer& layer, const AttentionWork& pieces) {
+        static thread_local Scratch<T> scratch;
+        AttentionArgs args = attention_args(layer);
+        QKVArgs qkv{space.qkv, layer.cos_sin, g.positions, g.slots, layer.q_norm, layer.k_norm, layer.key, layer.value, space.attended,
+                    layer.qkv.n, g.num_blocks * g.block_size, layer.max_positions, g.tokens, layer.heads, layer.kv_heads, layer.dim, g.block_size,
+                    layer.rotary_dim, layer.interleaved, g.eps, g.offset};
+        scratch.prepare(Shape<T>(args));
+        if (!pieces.singles) share_rows(*phase, [&](int i) { if (!prepare_qkv<E>(qkv, i)) bad = true; });
+        phase++;
+        share(*phase++, (int)pieces.pieces.size(), [&](int i) {
+            const Piece& piece = pieces.pieces[i];
+            if (pieces.singles && !prepare_qkv<E>(qkv, g.query_starts[piece.row], piece.kv_head)) bad = true;
+            Attend<T>(args, piece, scratch).run(partials.data());
+        });
+        if (!pieces.merges.empty())
+            share(*phase, (int)pieces.merges.size(), [&](int i) { Attend<T>(args, pieces.pieces[pieces.merges[i]], scratch).finish(partials.data()); });
+        phase++;
+    }
+    void run_layers() {
+        Phase* phase = phases.get();
+        for (int i = 0; i < g.num_layers; i++) {
+            const DecoderLayer& layer = g.layers[i];
+            phase = phases.get() + i * PHASES_PER_LAYER;
+            norm_and_project(phase, layer.input_norm, layer.qkv, space.qkv, layer.qkv.n, STORE);
+            attend(phase, layer, work[work_of[i]]);
+            project_and_add(phase, layer.output, space.attended, layer.post_attention_norm);
+            norm_and_project(phase, layer.feed_forward_norm, layer.gate_up, space.gated, layer.down.k, ACT_MUL);
+            project_and_add(phase, layer.down, space.gated, layer.post_feed_forward_norm);
+        }
+        share_rows(phases[g.num_layers * PHASES_PER_LAYER], [&](int i) {
+            norm_row(residual(i), (const E*)g.final_norm, (E*)g.out + (ptrdiff_t)i * g.hidden, g.hidden, g.eps, g.offset);
+        });
+    }
+    int run() {
+        if (!plan()) return 1;
+        parallel(threads, [&] { run_layers(); });
+        return bad;
+    }
+};
