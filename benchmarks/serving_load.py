@@ -85,7 +85,10 @@ async def complete(load: Load, seed: int) -> Timing:
     ).encode()
     parts = urlsplit(load.url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 20)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
     timing = Timing(sent=time.perf_counter())
     writer.write(head.encode() + body)
     status = await reader.readline()

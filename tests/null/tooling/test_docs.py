@@ -8,12 +8,16 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
-from helpers_source_rules import ROOT
+from helpers_source_rules import ROOT, source_files
 
+from trivium import env
 from trivium.cli.main import COMMANDS
 from trivium.config import ServerConfig
 from trivium.config_io import settings_of
+from trivium.errors import ERRORS_BY_SLUG, ModelLoadError
+from trivium.frontends.openai.schema import ChatBody, CompletionBody
 from trivium.metrics.catalogue import CATALOGUE
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -64,3 +68,23 @@ def test_commands_and_flags_in_the_text_exist(page: Path) -> None:
     lines = re.findall(r"^\s*(?:\$ )?trivium serve .*$", text, flags=re.MULTILINE)
     flags = {flag for line in lines for flag in re.findall(r"--[a-z][a-z-]+", line.split("#")[0])}
     assert flags - known - {"--config", "--help"} == set()
+
+
+@pytest.mark.parametrize("body", [CompletionBody, ChatBody])
+def test_the_api_page_names_every_field_of_a_request(body: type[msgspec.Struct]) -> None:
+    text = (ROOT / "docs" / "openai-api.md").read_text()
+    assert [name for name in body.__struct_fields__ if f"`{name}`" not in text] == []
+
+
+def test_the_api_page_names_every_error_that_a_request_can_meet() -> None:
+    text = (ROOT / "docs" / "openai-api.md").read_text()
+    never_sent = {"cancelled", "config_error"} | {slug for slug, error in ERRORS_BY_SLUG.items() if issubclass(error, ModelLoadError)}
+    missing = [slug for slug, error in ERRORS_BY_SLUG.items() if slug not in never_sent and f"`{slug}`" not in text]
+    assert missing == []
+    for status, codes in re.findall(r"^\| (\d{3}) \| ([^|]+) \|", text, flags=re.MULTILINE):
+        assert {ERRORS_BY_SLUG[code].http_status for code in re.findall(r"`(\w+)`", codes)} == {int(status)}
+
+
+def test_the_variables_that_are_read_are_in_the_table() -> None:
+    read = {name for path in source_files() for name in re.findall(r"\benv\.(?:get|flag)\(\s*\"([A-Z_0-9]+)\"", path.read_text())}
+    assert read - {variable.name for variable in env.VARIABLES} == set()
