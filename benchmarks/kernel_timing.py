@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-import triton
 from torch import Tensor
-from triton.runtime.jit import JITFunction
+
+from trivium.ops.triton.launch import compile_ahead
 
 Run = Callable[[int], Tensor]
 """Takes the number of the input set."""
@@ -52,25 +49,9 @@ class Outcome:
         return f"{self.label:34s} {self.seconds * 1e6:9.1f} us {rate:>14s} {versus} err {self.error:.1e}  {self.best}"
 
 
-@contextmanager
-def compile_only() -> Iterator[None]:
-    """Inside, launches only compile, side by side on all cores."""
-    run = JITFunction.run
-
-    def compile_run(self, *args, grid, warmup, **kwargs):
-        return run(self, *args, grid=grid, warmup=True, **kwargs)
-
-    JITFunction.run = compile_run
-    try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
-            yield
-    finally:
-        JITFunction.run = run
-
-
 def precompile(cases: list[Case]) -> float:
     begin = time.perf_counter()
-    with compile_only():
+    with compile_ahead():
         for case in cases:
             for run in case.variants.values():
                 run(0)
@@ -117,7 +98,7 @@ def measure(case: Case) -> Outcome:
                 outcome.failures[name] = f"error {error:.2e}"
                 continue
             seconds = graph_seconds(run, case.rotations, estimate)
-        except Exception as problem:  # noqa: BLE001: a variant that needs too much shared memory must not end the sweep
+        except Exception as problem:  # a variant that needs too much shared memory must not end the sweep
             outcome.failures[name] = str(problem).splitlines()[0][:100]
             continue
         outcome.all_seconds[name] = seconds

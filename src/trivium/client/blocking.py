@@ -16,6 +16,8 @@ from trivium.protocol.messages import (
     EngineReady,
     FromEngine,
     Hello,
+    Probe,
+    ProbeReply,
     Progress,
     ResetPrefixCache,
     Shutdown,
@@ -37,6 +39,7 @@ class BlockingEngineClient:
         self._process = EngineProcess(config)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        self._num_probes = 0
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -53,6 +56,16 @@ class BlockingEngineClient:
 
     def abort(self, request_ids: list[str]) -> None:
         self._send(Abort(request_ids))
+
+    def give_up(self, request_ids: list[str]) -> None:
+        """Abort these, known to the engine or not, and wait until it has heard of it: no output of theirs comes afterwards."""
+        self._num_probes += 1
+        self.abort(request_ids)
+        self._send(Probe(self._num_probes))
+        while True:
+            message = self._receive()
+            if isinstance(message, ProbeReply) and message.nonce == self._num_probes:
+                return
 
     def reset_prefix_cache(self) -> None:
         self._send(ResetPrefixCache())

@@ -1,23 +1,27 @@
-"""CUDA graphs of decode steps: one for each batch-size bucket, all in one memory pool, captured at start.
+"""CUDA graphs of decode steps, for each batch-size bucket, all in one memory pool, captured at start.
 
-A graph contains the whole step up to the logits, the building of its inputs included. The host only copies two numbers per row, the row
-index and the position, so replaying costs the same whatever the model. Rows that fill up a bucket are the padding row at position 0.
+One graph holds the step from its inputs to the logits. Short graphs follow it, one of which is replayed after it: the draw of tokens without
+and with filters, and for rows that need more of the sampler a copy of the logits. The host copies three numbers per row to the device and one
+back, so a step costs it the same whatever the model. Rows that fill up a bucket have index -1 and length 0: they touch no cache.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trivium.engine.rows import Ints, RowTable
+from trivium.engine.rows import RowTable
+from trivium.engine.sampler import FAILURES, Sampler
+from trivium.engine.staging import PinnedBuffer, PinnedPool
 from trivium.models import Model
 from trivium.ops.attention.base import AttentionBackend, KVCache
 from trivium.ops.batch import ForwardBatch
+from trivium.scheduling.step import StepPlan, StepResult
 
 
 def graph_buckets(max_num_seqs: int) -> list[int]:
@@ -28,22 +32,59 @@ def graph_buckets(max_num_seqs: int) -> list[int]:
 
 @dataclass(slots=True)
 class _Captured:
-    graph: torch.cuda.CUDAGraph
-    logits: Tensor  # [bucket, vocab]
+    step: torch.cuda.CUDAGraph
+    draw: torch.cuda.CUDAGraph
+    draw_filtered: torch.cuda.CUDAGraph
+    widen: torch.cuda.CUDAGraph
+
+
+@dataclass(slots=True)
+class GraphStep:
+    """A launched decode step whose tokens were drawn on the device; see `executor.StepHandle`."""
+
+    plan: StepPlan
+    buffer: PinnedBuffer
+    pool: PinnedPool
+    event: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+
+    def result(self) -> StepResult:
+        self.event.synchronize()
+        outcome = self.buffer.array[: len(self.plan.rows)]
+        result = StepResult(step_id=self.plan.step_id, token_ids=outcome.tolist())
+        if int(outcome.min()) < 0:
+            result.failed_rows = {row: FAILURES[value] for row, value in zip(self.plan.rows, result.token_ids, strict=True) if value < 0}
+            result.token_ids = [max(value, 0) for value in result.token_ids]
+        self.pool.give_back(self.buffer)
+        return result
 
 
 class DecodeGraphs:
-    """Replays decode steps. The logits it returns are overwritten by the next replay of any bucket."""
+    """Replays decode steps. What a replay leaves on the device is overwritten by the next one of any bucket."""
 
-    def __init__(self, model: Model, caches: list[KVCache], attention: AttentionBackend, rows: RowTable, *, buckets: list[int], max_model_len: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        caches: list[KVCache],
+        attention: AttentionBackend,
+        rows: RowTable,
+        sampler: Sampler,
+        *,
+        buckets: list[int],
+        max_model_len: int,
+    ) -> None:
         self.buckets = buckets
         self._model = model
         self._caches = caches
         self._attention = attention
         self._rows = rows
+        self._sampler = sampler
         self._max_model_len = max_model_len
-        self._inputs = torch.zeros((2, buckets[-1]), dtype=torch.int64, device=rows.device)  # row indices, positions
-        self._inputs[0].fill_(rows.padding_row)
+        largest = buckets[-1]
+        self._inputs = torch.zeros(3 * largest, dtype=torch.int64, device=rows.device)
+        """For a bucket of B: B rows or -1, the same rows or the padding row, B positions."""
+        self._outcome = torch.zeros(largest, dtype=torch.int64, device=rows.device)
+        self._logits = torch.empty((largest, sampler.vocab_size), dtype=torch.float32, device=rows.device)
+        self._pinned = PinnedPool(3 * largest)
         self._captured: dict[int, _Captured] = {}
         self._pool: tuple[int, int] | None = None
 
@@ -53,40 +94,76 @@ class DecodeGraphs:
             self._capture(bucket)
             on_captured(done, len(self.buckets))
 
-    def run(self, rows: Ints, positions: Ints) -> Tensor:
-        """One decode step of these rows; logits [len(rows), vocab]."""
-        bucket = self.buckets[bisect_left(self.buckets, len(rows))]
-        staged = np.zeros((2, bucket), dtype=np.int64)
-        staged[0] = self._rows.padding_row
-        staged[0, : len(rows)] = rows
-        staged[1, : len(rows)] = positions
-        self._inputs[:, :bucket].copy_(torch.from_numpy(staged).pin_memory(), non_blocking=True)
+    def run(self, plan: StepPlan, *, is_filtered: bool) -> GraphStep:
+        """One decode step, tokens drawn by `Sampler.sample_simple` and left in `last_tokens` for the next."""
+        step = GraphStep(plan, self._pinned.take(), self._pinned)
+        count, bucket = self._replay_step(plan, step.buffer)
         captured = self._captured[bucket]
-        captured.graph.replay()
-        return captured.logits[: len(rows)]
+        (captured.draw_filtered if is_filtered else captured.draw).replay()
+        # Ordered after the copy that reads the buffer's inputs, whose place the outcome takes.
+        step.buffer.tensor[:count].copy_(self._outcome[:count], non_blocking=True)
+        step.event.record()
+        return step
+
+    def run_to_logits(self, plan: StepPlan) -> tuple[Tensor, PinnedBuffer]:
+        """One decode step up to its logits [rows, vocab] float32. The buffer is to be given back when the step is over."""
+        buffer = self._pinned.take()
+        count, bucket = self._replay_step(plan, buffer)
+        self._captured[bucket].widen.replay()
+        return self._logits[:count], buffer
+
+    def give_back(self, buffer: PinnedBuffer) -> None:
+        self._pinned.give_back(buffer)
+
+    def _replay_step(self, plan: StepPlan, buffer: PinnedBuffer) -> tuple[int, int]:
+        count = len(plan.rows)
+        bucket = self.buckets[bisect_left(self.buckets, count)]
+        inputs = buffer.array[: 3 * bucket].reshape(3, bucket)
+        inputs[0, :count] = inputs[1, :count] = plan.rows
+        inputs[2, :count] = plan.num_computed
+        if count < bucket:
+            inputs[:, count:] = ((-1,), (self._rows.padding_row,), (0,))
+        self._inputs[: 3 * bucket].copy_(buffer.tensor[: 3 * bucket], non_blocking=True)
+        self._captured[bucket].step.replay()
+        return count, bucket
 
     @torch.inference_mode()
     def _capture(self, bucket: int) -> None:
-        self._step(bucket)  # compiles kernels and sizes workspaces outside the capture
+        self._inputs[: 3 * bucket].view(3, bucket).copy_(torch.tensor([[-1], [self._rows.padding_row], [0]]))
+        # Compiles kernels and sizes workspaces outside the captures.
+        logits = self._step(bucket)
+        for is_filtered in (False, True):
+            self._draw(logits, is_filtered=is_filtered)
+        del logits
         torch.cuda.synchronize()
+        step, logits = self._record(lambda: self._step(bucket))
+        # All of these read the logits where the step's graph writes them; once they exist, later captures may use that memory, too.
+        draw, _ = self._record(lambda: self._draw(logits, is_filtered=False))
+        draw_filtered, _ = self._record(lambda: self._draw(logits, is_filtered=True))
+        widen, _ = self._record(lambda: self._logits[:bucket].copy_(logits))
+        self._captured[bucket] = _Captured(step, draw, draw_filtered, widen)
+
+    def _record(self, run: Callable[[], Tensor | None]) -> tuple[torch.cuda.CUDAGraph, Tensor | None]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._step(bucket)
+            result = run()
         self._pool = graph.pool()
-        self._captured[bucket] = _Captured(graph, logits)
+        return graph, result
 
     def _step(self, bucket: int) -> Tensor:
-        rows, positions = self._inputs[0, :bucket], self._inputs[1, :bucket]
+        """Logits [bucket, vocab] in whatever dtype the model makes them."""
+        from trivium.ops.triton.inputs import prepare_decode_inputs
+
+        rows, _, positions = self._inputs[: 3 * bucket].view(3, bucket)
         block_size = self._rows.block_size
-        block_tables = self._rows.blocks_device.index_select(0, rows)
-        blocks = block_tables.gather(1, (positions // block_size)[:, None])[:, 0]
+        inputs = prepare_decode_inputs(rows, positions, self._rows.last_tokens, self._rows.blocks_device, block_size)
         batch = ForwardBatch(
-            input_ids=self._rows.last_tokens.index_select(0, rows),
-            positions=positions,
-            slots=blocks.to(torch.int64) * block_size + positions % block_size,
-            block_tables=block_tables,
-            query_starts=torch.arange(bucket + 1, dtype=torch.int32, device=rows.device),
-            seq_lens=(positions + 1).to(torch.int32),
+            input_ids=inputs.input_ids,
+            positions=inputs.positions,
+            slots=inputs.slots,
+            block_tables=inputs.block_tables,
+            query_starts=self._rows.counting[: bucket + 1],
+            seq_lens=inputs.seq_lens,
             logits_indices=rows,  # every row is sampled: not looked at
             num_decodes=bucket,
             max_query_len=1,
@@ -94,4 +171,12 @@ class DecodeGraphs:
             block_size=block_size,
         )
         self._attention.plan(batch)
-        return self._model.compute_logits(self._model.forward(batch, self._caches))
+        return self._model.compute_logits(self._model.forward(batch, self._caches), widen=False)
+
+    def _draw(self, logits: Tensor, *, is_filtered: bool) -> None:
+        from trivium.ops.triton.remember import remember_tokens
+
+        bucket = logits.shape[0]
+        rows = self._inputs[bucket : 2 * bucket]
+        sampled = self._sampler.sample_simple(logits, rows, is_filtered=is_filtered)
+        remember_tokens(rows, sampled.token_ids, sampled.outcome, self._rows.last_tokens, self._outcome[:bucket])

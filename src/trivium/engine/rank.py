@@ -100,20 +100,24 @@ def _throttled(report: Report) -> Callable[[str, int, int], None]:
 def _cache_budget(config: EngineConfig, resolved: ResolvedConfig, runner: Runner, memory: dict[str, int]) -> int:
     memory["workspace"] = measure_workspace(runner, resolved, runner.device)
     free, total = torch.cuda.mem_get_info(runner.device)
-    return int(total * config.cache.gpu_memory_utilization) - (total - free) - memory["workspace"] - _graph_reserve(config, resolved)
+    return int(total * config.cache.gpu_memory_utilization) - (total - free) - memory["workspace"] - _graph_reserve(config, resolved, runner)
 
 
 def _capture_graphs(runner: Runner, resolved: ResolvedConfig, memory: dict[str, int], report: Report) -> DecodeGraphs:
     before, _ = torch.cuda.mem_get_info(runner.device)
     buckets = graph_buckets(resolved.max_num_seqs)
-    graphs = DecodeGraphs(runner.model, runner.caches, runner.attention, runner.rows, buckets=buckets, max_model_len=resolved.max_model_len)
+    graphs = DecodeGraphs(
+        runner.model, runner.caches, runner.attention, runner.rows, runner.sampler, buckets=buckets, max_model_len=resolved.max_model_len
+    )
     graphs.capture_all(lambda done, total: report(Progress("capturing CUDA graphs", done, total, "graphs")))
     memory["graphs"] = before - torch.cuda.mem_get_info(runner.device)[0]
     return graphs
 
 
-def _graph_reserve(config: EngineConfig, resolved: ResolvedConfig) -> int:
-    """Bytes kept for graphs, which are captured after the cache exists: a few MiB of nodes for each of them."""
-    return 0 if config.enforce_eager else len(graph_buckets(resolved.max_num_seqs)) * (24 << 20)
+def _graph_reserve(config: EngineConfig, resolved: ResolvedConfig, runner: Runner) -> int:
+    """Bytes kept for graphs, which are captured after the cache exists: nodes of each, and logits of the largest, as made and widened."""
+    if config.enforce_eager:
+        return 0
+    return len(graph_buckets(resolved.max_num_seqs)) * (12 << 20) + resolved.max_num_seqs * runner.sampler.vocab_size * 8
 
 

@@ -42,6 +42,8 @@ class RowTable:
         else:
             self.blocks_device = torch.zeros(self.blocks.shape, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
+        self.counting = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
+        """`query_starts` of decode steps."""
 
     def apply(self, plan: StepPlan, staging: Staging) -> None:
         """Write the plan's new blocks into the tables."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trivium.engine.executor import StepHandle
 from trivium.engine.graphs import DecodeGraphs
 from trivium.engine.rows import RowTable, StepColumns
-from trivium.engine.sampler import SampleOutput, Sampler
+from trivium.engine.sampler import SampleOutput, SamplePlan, Sampler
 from trivium.engine.staging import Staging
 from trivium.models import Model
 from trivium.ops.attention.base import AttentionBackend, KVCache
@@ -37,10 +39,14 @@ class PendingStep:
     output: SampleOutput | None
     prompt_logprobs: list[_PromptLogprobs] = field(default_factory=list)
     event: torch.cuda.Event | None = None
+    on_result: Callable[[], None] | None = None
+    """Called once the step is over on the device."""
 
     def result(self) -> StepResult:
         if self.event is not None:
             self.event.synchronize()
+        if self.on_result is not None:
+            self.on_result()
         result = StepResult(step_id=self.plan.step_id, token_ids=[])
         if self.output is not None:
             host = self.sampler.finish(self.output)
@@ -79,7 +85,7 @@ class Runner:
         """Rows whose prompt logprobs are wanted."""
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> PendingStep:
+    def launch(self, plan: StepPlan) -> StepHandle:
         for new_row in plan.new_rows:
             self._take_row(new_row)
         self.rows.apply(plan, self.staging)
@@ -92,13 +98,17 @@ class Runner:
         self._prompt_logprobs(pending, columns, hidden)
         if pending.sampled_rows:
             logits = self.model.compute_logits(hidden.index_select(0, batch.logits_indices))
-            pending.output = self._sample(logits, pending.sampled_rows)
+            pending.output = self._sample(logits, self.sampler.plan(pending.sampled_rows))
         return self._record(pending)
 
-    def _launch_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> PendingStep:
-        """Every row runs on the token it sampled last: one replay."""
-        logits = graphs.run(np.array(plan.rows, dtype=np.int64), np.array(plan.num_computed, dtype=np.int64))
-        pending = PendingStep(plan=plan, sampler=self.sampler, sampled_rows=plan.rows, output=self._sample(logits, plan.rows))
+    def _launch_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> StepHandle:
+        """Every row runs on the token it sampled last: the step is replayed, and the sampling too, unless a row wants more than a draw."""
+        wanted = self.sampler.plan(plan.rows)
+        if wanted.is_simple:
+            return graphs.run(plan, is_filtered=wanted.is_filtered)
+        logits, buffer = graphs.run_to_logits(plan)
+        pending = PendingStep(plan=plan, sampler=self.sampler, sampled_rows=plan.rows, output=self._sample(logits, wanted))
+        pending.on_result = lambda: graphs.give_back(buffer)
         return self._record(pending)
 
     def _record(self, pending: PendingStep) -> PendingStep:
@@ -135,9 +145,9 @@ class Runner:
         self.attention.plan(batch)
         return batch
 
-    def _sample(self, logits: Tensor, rows: list[int]) -> SampleOutput:
-        output = self.sampler.sample(logits, rows)
-        row_index = self.staging.ship(np.array(rows, dtype=np.int64))
+    def _sample(self, logits: Tensor, wanted: SamplePlan) -> SampleOutput:
+        row_index = self.staging.ship(np.array(wanted.rows, dtype=np.int64))
+        output = self.sampler.run(logits, wanted, row_index)
         self.rows.last_tokens.index_copy_(0, row_index, output.token_ids.to(torch.int32))
         return output.to_host(self.staging.fetch)
 

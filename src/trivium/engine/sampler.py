@@ -15,25 +15,11 @@ import torch
 from torch import Tensor
 
 from trivium.engine.sampling_edits import EditTable
-from trivium.engine.sampling_state import (
-    BAD_WORDS,
-    EDIT,
-    FILTER,
-    FREQUENCY,
-    LOGPROBS,
-    PENALTY,
-    PRESENCE,
-    RANDOM,
-    REPETITION,
-    TYPICAL,
-    ParamTable,
-    PenaltyTable,
-)
+from trivium.engine.sampling_state import BAD_WORDS, EDIT, FILTER, LOGPROBS, PENALTY, TYPICAL, ParamTable, PenaltyTable, has_penalties
 from trivium.engine.staging import Staging
 from trivium.ops.sampling.argmax import row_maxima
 from trivium.ops.sampling.draw import NOT_FINITE, draw_rows
 from trivium.ops.sampling.logprobs import LogprobTensors, gather_logprobs
-from trivium.ops.sampling.penalties import apply_penalties, count_sampled
 from trivium.protocol.messages import TokenLogprobs
 from trivium.scheduling.step import NewRow
 
@@ -43,6 +29,7 @@ FAILURES = {
     NOTHING_LEFT: "No token can be sampled: allowed_token_ids, bad_words, min_tokens and penalties together leave none.",
 }
 """Negative codes in `SampleOutput.outcome`."""
+MAX_SHIPPED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +37,23 @@ class SamplePlan:
     """What a step's lines need, decided on the host. Lists hold lines (indices into the step's logits), in order."""
 
     rows: list[int]
-    is_random: bool = False
     is_filtered: bool = False
+    """Some line has filters or penalties."""
     is_typical: bool = False
     edits: list[int] = field(default_factory=list)
     below_min_tokens: list[int] = field(default_factory=list)
     bad_words: list[int] = field(default_factory=list)
-    penalties: list[int] = field(default_factory=list)
     logprobs: list[int] = field(default_factory=list)
     num_logprobs: list[int] = field(default_factory=list)
     """For each entry of `logprobs`: how many candidates, already resolved (-1 became the vocabulary)."""
 
     @property
     def changes_logits(self) -> bool:
-        return bool(self.edits or self.below_min_tokens or self.penalties)
+        return bool(self.edits or self.below_min_tokens)
 
     @property
     def is_simple(self) -> bool:
-        """`Sampler.sample_simple` does all of it: greedy, temperature, min_p, top_k and top_p only."""
+        """`Sampler.sample_simple` does all of it: penalties, greedy, temperature, min_p, top_k and top_p only."""
         return not (self.is_typical or self.changes_logits or self.logprobs)
 
 
@@ -113,15 +99,16 @@ class Sampler:
         self._table = ParamTable(vocab_size, max_num_seqs, self.device, self._staging, default_seed)
         self._edits = EditTable(vocab_size, max_num_seqs, self.device, self._staging)
         self._penalties = PenaltyTable(vocab_size, self.device, self._staging)
+        self._shipped: dict[tuple[int, ...], Tensor] = {}
 
     def add_row(self, new_row: NewRow) -> None:
         """Take the row over, new or resumed after a preemption; what it held is gone."""
-        flags = self._table.add_row(new_row)
         self._edits.add_row(new_row)
-        if flags & PENALTY:
-            self._penalties.add_row(new_row)
+        if has_penalties(new_row.params):
+            self._table.add_row(new_row, self._penalties.add_row(new_row))
         else:
             self._penalties.remove_row(new_row.row)
+            self._table.add_row(new_row, 0)
 
     def sample(self, logits: Tensor, rows: list[int], rows_device: Tensor | None = None) -> SampleOutput:
         """One token for each line of `logits` [S, V] float32, which may be overwritten. `rows[i]` is the row of line i; no row comes twice."""
@@ -139,25 +126,23 @@ class Sampler:
         logprob_lines = _lines(flags, LOGPROBS) if union & LOGPROBS else []
         return SamplePlan(
             rows=rows,
-            is_random=bool(union & RANDOM),
-            is_filtered=bool(union & FILTER),
+            is_filtered=bool(union & (FILTER | PENALTY)),
             is_typical=bool(union & TYPICAL),
             edits=_lines(flags, EDIT) if union & EDIT else [],
             below_min_tokens=np.flatnonzero(is_short).tolist(),
             bad_words=_lines(flags, BAD_WORDS) if union & BAD_WORDS else [],
-            penalties=_lines(flags, PENALTY) if union & PENALTY else [],
             logprobs=logprob_lines,
             num_logprobs=[int(table.num_logprobs[rows[line]]) for line in logprob_lines],
         )
 
     def sample_simple(self, logits: Tensor, rows_device: Tensor, *, is_filtered: bool) -> SampleOutput:
         """All of a plan that `is_simple`: tensors in, tensors out, so that a CUDA graph can hold it. With `is_filtered` it serves plans without
-        filters too, at the price of four short launches. rows_device [S] int64; padding lines name `padding_row`."""
-        token_ids, outcome = draw_rows(logits, self._table.draw, rows_device, has_filters=is_filtered, has_typical=False)
-        return SampleOutput(token_ids, outcome)
+        filters too, at the price of six short launches. On a GPU logits may have any float type. rows_device [S] int64; padding lines name
+        `padding_row`."""
+        return SampleOutput(*self._draw(logits, rows_device, is_filtered=is_filtered, is_typical=False))
 
     def run(self, logits: Tensor, plan: SamplePlan, rows_device: Tensor | None = None) -> SampleOutput:
-        """What `plan` says, of any kind."""
+        """What `plan` says, of any kind; logits [S, V] float32."""
         if rows_device is None:
             rows_device = self._ship(plan.rows)
         if plan.is_simple:
@@ -165,13 +150,14 @@ class Sampler:
         raw, raw_maxima = self._raw_lines(logits, plan), None
         if plan.changes_logits:
             raw_maxima = row_maxima(logits)
-            self._change_logits(logits, plan, rows_device)
-        token_ids, outcome = draw_rows(logits, self._table.draw, rows_device, has_filters=plan.is_filtered, has_typical=plan.is_typical)
+            self._edits.apply(logits, plan.rows, plan.edits, plan.below_min_tokens)
+        token_ids, outcome = self._draw(logits, rows_device, is_filtered=plan.is_filtered, is_typical=plan.is_typical)
         if raw_maxima is not None:
-            was_finite = raw_maxima.isfinite()
-            outcome = torch.where(was_finite, outcome.where(outcome >= 0, NOTHING_LEFT), NOT_FINITE)
+            outcome = torch.where(raw_maxima.abs() < torch.inf, outcome.where(outcome >= 0, NOTHING_LEFT), NOT_FINITE)
             token_ids = outcome.clamp(min=0)
-        self._record(plan, rows_device, token_ids)
+        if plan.bad_words:
+            lines = self._ship(plan.bad_words)
+            self._edits.record(rows_device.index_select(0, lines), token_ids.index_select(0, lines))
         if raw is None:
             return SampleOutput(token_ids, outcome)
         chosen = token_ids.index_select(0, self._ship(plan.logprobs))
@@ -192,38 +178,36 @@ class Sampler:
         return SampledLines([max(value, 0) for value in outcome], _token_logprobs(output, len(outcome)), failed)
 
     def _ship(self, values: list[int]) -> Tensor:
-        return self._staging.ship(np.array(values, dtype=np.int64))
+        """Indices on the device, not to be written to. Steps of the same rows ship the same few lists, so the last ones are kept."""
+        key = tuple(values)
+        found = self._shipped.get(key)
+        if found is None:
+            if len(self._shipped) >= MAX_SHIPPED:
+                del self._shipped[next(iter(self._shipped))]
+            found = self._shipped[key] = self._staging.ship(np.array(values, dtype=np.int64))
+        return found
 
     def _resolve_top_k(self, top_k: int) -> int:
         return self.vocab_size if top_k < 0 else min(top_k, self.vocab_size)
 
+    def _draw(self, logits: Tensor, rows_device: Tensor, *, is_filtered: bool, is_typical: bool) -> tuple[Tensor, Tensor]:
+        table, is_on_host = self._table.device_rows, not logits.is_cuda
+        rows: list[int] = rows_device.tolist() if is_on_host and is_filtered else []
+        if rows:
+            self._penalties.apply_on_cpu(logits, rows)
+        token_ids, outcome = draw_rows(logits, table, rows_device, is_full=is_filtered, has_typical=is_typical)
+        if rows:
+            self._penalties.count_on_cpu(rows, outcome.tolist())
+        return token_ids, outcome
+
     def _raw_lines(self, logits: Tensor, plan: SamplePlan) -> Tensor | None:
-        """The lines that want logprobs, copied before anything changes them."""
+        """The lines that want logprobs, as they are before anything changes them."""
         if not plan.logprobs:
             return None
-        if len(plan.logprobs) == len(plan.rows) and not plan.changes_logits and not plan.is_random:
+        is_written = plan.changes_logits or plan.is_typical or not logits.is_cuda
+        if len(plan.logprobs) == len(plan.rows) and not is_written:
             return logits
         return logits.index_select(0, self._ship(plan.logprobs))
-
-    def _change_logits(self, logits: Tensor, plan: SamplePlan, rows_device: Tensor) -> None:
-        if plan.edits or plan.below_min_tokens:
-            self._edits.apply(logits, plan.rows, plan.edits, plan.below_min_tokens)
-        if plan.penalties:
-            lines, slots = self._penalty_index(plan)
-            floats = self._table.floats.index_select(0, rows_device.index_select(0, lines))
-            apply_penalties(logits, lines, self._penalties.state, slots, floats[:, REPETITION], floats[:, FREQUENCY], floats[:, PRESENCE])
-
-    def _penalty_index(self, plan: SamplePlan) -> tuple[Tensor, Tensor]:
-        return self._ship(plan.penalties), self._ship(self._penalties.slots([plan.rows[line] for line in plan.penalties]))
-
-    def _record(self, plan: SamplePlan, rows_device: Tensor, token_ids: Tensor) -> None:
-        """Remember the sampled tokens where later steps look for them."""
-        if plan.penalties:
-            lines, slots = self._penalty_index(plan)
-            count_sampled(self._penalties.state, slots, token_ids.index_select(0, lines))
-        if plan.bad_words:
-            lines = self._ship(plan.bad_words)
-            self._edits.record(rows_device.index_select(0, lines), token_ids.index_select(0, lines))
 
 
 def _lines(flags: npt.NDArray[np.uint8], flag: int) -> list[int]:

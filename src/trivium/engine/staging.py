@@ -1,9 +1,10 @@
-"""Host arrays on their way to the device."""
+"""Host arrays on their way to the device, and results on their way back."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -32,3 +33,28 @@ class Staging:
             return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
+
+
+class PinnedBuffer:
+    """int64 memory that the device copies from and to; `tensor` and `array` are the same memory."""
+
+    __slots__ = ("array", "tensor")
+
+    def __init__(self, size: int) -> None:
+        self.tensor = torch.zeros(size, dtype=torch.int64, pin_memory=torch.cuda.is_available())
+        self.array: npt.NDArray[np.int64] = self.tensor.numpy()
+
+
+class PinnedPool:
+    """Buffers that steps borrow: cheaper than an allocation for each, and as safe, since a step gives its own back after its event has passed."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free: list[PinnedBuffer] = []
+
+    def take(self) -> PinnedBuffer:
+        return self._free.pop() if self._free else PinnedBuffer(self._size)
+
+    def give_back(self, buffer: PinnedBuffer) -> None:
+        """Nothing on the device may use it any more."""
+        self._free.append(buffer)

@@ -38,7 +38,7 @@ def create_app(service: InferenceService, config: HttpConfig | None = None) -> S
     """The application; `app.state.service` is the service."""
     config = config or HttpConfig()
     routes = [Route(path, Endpoint(handler), methods=[method]) for method, path, handler in _table(service, config)]
-    labels = {id(route.endpoint): route.path for route in routes}
+    labels = {id(route.endpoint): route.path_format for route in routes}
     middleware = [Middleware(Edge, config, service, labels)]
     if config.allowed_origins:
         middleware.insert(0, _cors(config.allowed_origins))

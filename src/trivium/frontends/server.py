@@ -1,7 +1,7 @@
 """Running the application: a socket bound before anything is loaded, and an end that loses no accepted request.
 
 SIGTERM or SIGINT drains: readiness goes false, after `drain_delay_s` new requests are refused, those accepted finish within
-`drain_timeout_s`, and the exit code is 0. A second signal stops at once.
+`drain_timeout_s`, and the exit code is 0. A second signal stops at once, with another code if that cost a request its answer.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ class Server(uvicorn.Server):
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain(), name="drain")
             return
-        logger.warning("stopping at once")
-        self.exit_code = EXIT_FORCED
+        logger.warning("stopping at once: %d requests in progress", self._service.num_running)
+        if self._service.num_running:
+            self.exit_code = EXIT_FORCED
         self.force_exit = True
         self._draining.cancel()
         self._stop.set()

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from trivium.arch.spec import AttentionSpec
 from trivium.errors import ConfigError
-from trivium.layers.base import BuildContext, Layer
+from trivium.layers.base import BuildContext
+from trivium.layers.block import Block
 from trivium.layers.linear import Linear, row_parallel, split_evenly, stacked
 from trivium.layers.norm import RMSNorm
 from trivium.ops.attention.base import AttentionArgs, KVCache
@@ -28,7 +29,7 @@ class AttentionNames:
     k_norm: str = ""
 
 
-class Attention(Layer):
+class Attention(Block):
     """Heads are split over ranks; with fewer key-value heads than ranks, several ranks keep a copy of the same one."""
 
     def __init__(
@@ -60,8 +61,22 @@ class Attention(Layer):
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """x [T, hidden] → [T, hidden]."""
+        return self.parallel.all_reduce(self.output(self._attend(self.qkv(x), batch, cache)))
+
+    def on_stream(
+        self, norm: RMSNorm, pending: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: KVCache, *, may_add: bool
+    ) -> tuple[Tensor | None, Tensor]:
+        qkv, residual = self.qkv.of_normed(norm, pending, residual)
+        out = self._attend(qkv, batch, cache)
+        if may_add and self.parallel.size == 1 and self.output.add_to(residual, out) is not None:
+            return None, residual
+        return self.parallel.all_reduce(self.output(out)), residual
+
+    def _attend(self, qkv: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """qkv [T, (heads + 2 * key-value heads) * head_dim] → [T, heads * head_dim]."""
+        is_fresh = self.backend.wants_fresh(batch, self.args, qkv.dtype)
         query = prepare_qkv(
-            self.qkv(x),
+            qkv,
             self.rope.cos_sin,
             batch.positions,
             batch.slots,
@@ -73,9 +88,13 @@ class Attention(Layer):
             k_norm=self.k_norm.weight if self.k_norm else None,
             norm_eps=self.norm_eps,
             norm_offset=self.norm_offset,
+            keys_in_place=is_fresh,
         )
-        out = self.backend.forward(query, cache, batch, self.args)  # [T, heads, head_dim]
-        return self.parallel.all_reduce(self.output(out.flatten(1)))
+        if not is_fresh:
+            return self.backend.forward(query, cache, batch, self.args).flatten(1)
+        args = self.args
+        key, value = qkv.view(len(qkv), -1, args.head_dim)[:, args.num_heads :].split((args.num_kv_heads, args.num_kv_heads), dim=1)
+        return self.backend.forward_fresh(query, key, value, cache, batch, args).flatten(1)
 
 
 def kv_head_range(num_kv_heads: int, rank: int, size: int) -> tuple[int, int]:

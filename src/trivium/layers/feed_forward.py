@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from trivium.arch.spec import FeedForwardSpec
-from trivium.layers.base import BuildContext, Layer
+from trivium.layers.base import BuildContext
+from trivium.layers.block import Block
 from trivium.layers.linear import Linear, row_parallel, split_evenly, stacked
-from trivium.ops.activation import act_and_mul
+from trivium.layers.norm import RMSNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class FeedForwardNames:
     down: str
 
 
-class FeedForward(Layer):
+class FeedForward(Block):
     """`down(act(gate(x)) * up(x))`, its intermediate dimension split over ranks."""
 
     def __init__(
@@ -39,5 +40,11 @@ class FeedForward(Layer):
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, hidden] → [T, hidden]."""
-        out = self.down(act_and_mul(self.gate_up(x), self.activation))
+        out = self.down(self.gate_up.gated(x, self.activation))
         return self.parallel.all_reduce(out) if self.reduce else out
+
+    def on_stream(self, norm: RMSNorm, pending: Tensor | None, residual: Tensor, *, may_add: bool) -> tuple[Tensor | None, Tensor]:
+        activated, residual = self.gate_up.of_normed(norm, pending, residual, self.activation)
+        if may_add and self.parallel.size == 1 and self.down.add_to(residual, activated) is not None:
+            return None, residual
+        return self.parallel.all_reduce(self.down(activated)), residual

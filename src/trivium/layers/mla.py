@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trivium.arch.spec import MlaSpec
 from trivium.layers.base import BuildContext, Layer, Slot
+from trivium.layers.block import Block
 from trivium.layers.linear import column_parallel, replicated, row_parallel, split_evenly
 from trivium.layers.norm import RMSNorm
 from trivium.ops.attention.base import AttentionArgs, KVCache
@@ -38,7 +39,7 @@ class MlaNames:
     output: str
 
 
-class LatentAttention(Layer):
+class LatentAttention(Block):
     """Heads are split over ranks; the latent and its cache are on every rank."""
 
     def __init__(self, context: BuildContext, spec: MlaSpec, names: MlaNames, hidden_size: int) -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from trivium.arch.spec import FeedForwardSpec, MoeSpec
 from trivium.layers.base import BuildContext, Layer, Slot
+from trivium.layers.block import Block
 from trivium.layers.feed_forward import FeedForward, FeedForwardNames
 from trivium.layers.linear import split_evenly
 from trivium.ops.moe import fused_moe, select_experts
@@ -28,7 +29,7 @@ class MoeNames:
     """Full name of the bias that takes part in choosing."""
 
 
-class MixtureOfExperts(Layer):
+class MixtureOfExperts(Block):
     """Routed experts, and the shared ones if there are any."""
 
     def __init__(self, context: BuildContext, spec: MoeSpec, names: MoeNames, hidden_size: int, activation: str) -> None:

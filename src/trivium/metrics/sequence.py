@@ -9,6 +9,8 @@ from trivium.types import FinishReason
 
 ENGINE = "0"
 """Value of the `engine` label: vLLM numbers its data-parallel engines."""
+QUEUE_FULL = "queue_full"
+"""The one `reason` for which admission is refused."""
 
 
 class ModelMetrics:
@@ -35,7 +37,7 @@ class ModelMetrics:
         self.request_params_max_tokens = registry.histogram(c.REQUEST_PARAMS_MAX_TOKENS, *labels)
         self.prompt_tokens_cached = registry.counter(c.PROMPT_TOKENS_CACHED, *labels)
         self.success = {reason: registry.counter(c.REQUEST_SUCCESS, *labels, reason.value) for reason in FinishReason}
-        self.rejections = {reason: registry.counter(c.ADMISSION_REJECTIONS, model_name, reason) for reason in ("queue_full", "not_ready")}
+        self.rejected_as_queue_full = registry.counter(c.ADMISSION_REJECTIONS, model_name, QUEUE_FULL)
         self._running = registry.gauge(c.NUM_REQUESTS_RUNNING, *labels)
         self._waiting = registry.gauge(c.NUM_REQUESTS_WAITING, *labels)
         self._kv_usage = registry.gauge(c.KV_CACHE_USAGE, *labels)
@@ -68,8 +70,8 @@ class ModelMetrics:
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._kv_usage.set(1.0 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0)
-        is_restarted = stats.num_steps < self._last.num_steps
-        last = EngineStats() if is_restarted else self._last
+        has_restarted = stats.num_steps < self._last.num_steps
+        last = EngineStats() if has_restarted else self._last
         for field, counter in self._totals.items():
             counter.inc(max(0, getattr(stats, field) - getattr(last, field)))
         for num_tokens in stats.step_tokens:

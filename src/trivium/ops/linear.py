@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional
 
+from trivium.ops.activation import act_and_mul
 from trivium.ops.dispatch import fast_path
 
 
@@ -26,6 +27,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if fast := fast_path("linear", x):
         return fast(x, weight, bias)
     return functional.linear(x, weight, bias)
+
+
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    """`act_and_mul(linear(x))`: x [T, K], weight [2F, K] with the gates' rows first, bias [2F] → [T, F]."""
+    if (fast := fast_path("gated_linear", x)) and (out := fast(x, weight, bias, kind)) is not None:
+        return out
+    return act_and_mul(linear(x, weight, bias), kind)
+
+
+def try_linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor | None:
+    """`residual += linear(x)` in place, returning the residual; or None, and nothing done, where adding later costs no more."""
+    fast = fast_path("linear_add", x)
+    return fast(x, weight, bias, residual) if fast else None
+
+
+def try_norm_linear(
+    residual: Tensor, norm: Tensor, eps: float, offset: float, weight: Tensor, bias: Tensor | None, *, kind: str = ""
+) -> Tensor | None:
+    """`linear(rms_norm(residual))`, or `gated_linear` of it if `kind` is given; None where two steps cost no more. Norm as in `ops.norm`."""
+    fast = fast_path("norm_linear", residual)
+    return fast(residual, norm, eps, offset, weight, bias, kind=kind) if fast else None
 
 
 def try_pack_weight(weight: Tensor) -> PackedWeight | None:

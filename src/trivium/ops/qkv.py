@@ -24,13 +24,16 @@ def prepare_qkv(
     k_norm: Tensor | None = None,
     norm_eps: float = 1e-6,
     norm_offset: float = 0.0,
+    keys_in_place: bool = False,
 ) -> Tensor:
     """qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] → rotated queries [T, num_heads, head_dim].
 
     Queries and keys are normed per head if `q_norm` and `k_norm` [head_dim] are given, then rotated by `cos_sin[positions]` (see `ops.rope`;
     None: not at all). Keys and values go to the cache at `slots` [T]; slot -1: nowhere that anyone reads.
+    With `keys_in_place` the keys in `qkv` are overwritten by the rotated ones, for back ends that ask for them (`wants_fresh`).
     """
     fast = fast_path("prepare_qkv", qkv) or prepare_qkv_reference
+    extra = {"keys_in_place": True} if keys_in_place else {}
     return fast(
         qkv,
         cos_sin,
@@ -44,6 +47,7 @@ def prepare_qkv(
         k_norm=k_norm,
         norm_eps=norm_eps,
         norm_offset=norm_offset,
+        **extra,
     )
 
 
@@ -61,6 +65,7 @@ def prepare_qkv_reference(
     k_norm: Tensor | None = None,
     norm_eps: float = 1e-6,
     norm_offset: float = 0.0,
+    keys_in_place: bool = False,
 ) -> Tensor:
     heads = qkv.view(qkv.shape[0], args.num_heads + 2 * args.num_kv_heads, args.head_dim)
     query, key, value = heads.split((args.num_heads, args.num_kv_heads, args.num_kv_heads), dim=1)
@@ -72,6 +77,8 @@ def prepare_qkv_reference(
         query = rotate(query, cos_sin, positions, rotary_dim=rotary_dim, interleaved=interleaved)
         key = rotate(key, cos_sin, positions, rotary_dim=rotary_dim, interleaved=interleaved)
     write_kv(key, value, slots, cache)
+    if keys_in_place:
+        heads[:, args.num_heads : args.num_heads + args.num_kv_heads] = key
     return query.contiguous()
 
 

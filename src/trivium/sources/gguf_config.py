@@ -18,6 +18,10 @@ from trivium.sources.gguf_file import GGUFFile
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
+MAX_SIZE = (1 << 31) - 1
+MAX_LAYERS = 10_000
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
 Config = dict[str, Any]
 
 
@@ -29,15 +33,32 @@ class _Keys:
     arch: str
 
     def integer(self, key: str, default: int | None = None) -> int | None:
-        return self.gguf.integer(f"{self.arch}.{key}", default)
+        value = self.gguf.integer(f"{self.arch}.{key}", default)
+        return None if value is None else self._checked(key, value)
 
-    def require(self, key: str) -> int:
-        return self.gguf.require_integer(f"{self.arch}.{key}")
+    def require(self, key: str, *, minimum: int = 0, maximum: int = MAX_SIZE) -> int:
+        return self._checked(key, self.gguf.require_integer(f"{self.arch}.{key}"), minimum, maximum)
+
+    def _checked(self, key: str, value: int, minimum: int = 0, maximum: int = MAX_SIZE) -> int:
+        """Lists as long as some of these numbers are made from them."""
+        if not minimum <= value <= maximum:
+            raise ModelLoadError(f"{self.gguf.path}: {self.arch}.{key} is {value}; {minimum} to {maximum} is possible.")
+        return value
 
     def number(self, key: str, default: float | None = None) -> float | None:
         """Metadata floats are float32: 1e-05 is meant where 9.999999747378752e-06 is stored."""
         value = self.gguf.number(f"{self.arch}.{key}", default)
-        return None if value is None else float(str(np.float32(value)))
+        if value is None:
+            return None
+        if not abs(value) <= MAX_FLOAT32:
+            raise ModelLoadError(f"{self.gguf.path}: {self.arch}.{key} is {value}.")
+        return float(str(np.float32(value)))
+
+    def positive(self, key: str, default: float) -> float:
+        value = self.number(key, default) or 0.0
+        if value <= 0.0:
+            raise ModelLoadError(f"{self.gguf.path}: {self.arch}.{key} is {value}; it must be positive.")
+        return value
 
     def text(self, key: str) -> str | None:
         return self.gguf.text(f"{self.arch}.{key}")
@@ -64,21 +85,19 @@ def generation_config_from_gguf(gguf: GGUFFile) -> Config:
 
 
 def _common(keys: _Keys, tensor_names: Collection[str]) -> Config:
-    heads = keys.require("attention.head_count")
-    hidden = keys.require("embedding_length")
-    if heads < 1:
-        raise ModelLoadError(f"{keys.gguf.path}: {keys.arch}.attention.head_count is {heads}.")
+    hidden = keys.require("embedding_length", minimum=1)
+    heads = keys.require("attention.head_count", minimum=1, maximum=hidden)
     vocab_size = keys.integer("vocab_size")
     config: Config = {
         "hidden_size": hidden,
         "intermediate_size": keys.require("feed_forward_length"),
-        "num_hidden_layers": keys.require("block_count"),
+        "num_hidden_layers": keys.require("block_count", minimum=1, maximum=MAX_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
         "head_dim": keys.integer("attention.key_length") or hidden // heads,
         "max_position_embeddings": keys.require("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-6),
-        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "rms_norm_eps": keys.positive("attention.layer_norm_rms_epsilon", 1e-6),
+        "rope_theta": keys.positive("rope.freq_base", 10000.0),
         "vocab_size": vocab_size or len(keys.gguf.require_array("tokenizer.ggml.tokens")),
         "tie_word_embeddings": "output.weight" not in tensor_names,
         "hidden_act": "silu",
@@ -130,6 +149,8 @@ def _factors(keys: _Keys, name: str) -> list[float] | None:
     if tensor.type_name != "F32":
         raise ModelLoadError(f"{keys.gguf.path}: {name} is {tensor.type_name}, expected F32.")
     values = np.fromfile(keys.gguf.path, dtype="<f4", count=tensor.num_bytes // 4, offset=tensor.offset)
+    if values.size == 0 or not np.all((values > 0) & np.isfinite(values)):
+        raise ModelLoadError(f"{keys.gguf.path}: {name} has factors that are not positive.")
     return [float(value) for value in values]
 
 
@@ -215,8 +236,8 @@ def _gemma3(config: Config, keys: _Keys) -> None:
         "attn_logit_softcapping": None,
         "final_logit_softcapping": keys.number("final_logit_softcapping"),
         "sliding_window": keys.require("attention.sliding_window"),
-        "rope_theta": keys.number("rope.freq_base", 1000000.0),
-        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0),
+        "rope_theta": keys.positive("rope.freq_base", 1000000.0),
+        "rope_local_base_freq": keys.positive("rope.freq_base_swa", 10000.0),
         "layer_types": ["sliding_attention" if (layer + 1) % 6 else "full_attention" for layer in range(layers)],
         "attention_bias": False,
     }

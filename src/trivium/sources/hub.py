@@ -12,6 +12,7 @@ CONFIG_PATTERNS = ["config.json", "generation_config.json"]
 WEIGHT_PATTERNS = ["*.safetensors", "model.safetensors.index.json"]
 IGNORED_PATTERNS = ["*/*", "consolidated*", "adapter_*"]
 
+_QUANTIZATION = re.compile(r"[A-Za-z0-9_]{1,32}")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 
 
@@ -19,10 +20,25 @@ def is_hub_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and ".." not in name and "--" not in name
 
 
+def split_gguf_name(name: str) -> tuple[str, str] | None:
+    """`owner/model:Q4_K_M` → its two parts; None for a name of another form."""
+    model, colon, quantization = name.rpartition(":")
+    return (model, quantization) if colon and is_hub_name(model) and _QUANTIZATION.fullmatch(quantization) else None
+
+
 def download_model(name: str, revision: str | None, *, with_weights: bool) -> Path:
     """The folder of the hub model `name` at `revision`. Raises `ModelLoadError` if it can't be had."""
     patterns = CONFIG_PATTERNS + TOKENIZER_PATTERNS + (WEIGHT_PATTERNS if with_weights else [])
     return _download(name, revision, patterns)
+
+
+def download_gguf(name: str, revision: str | None, quantization: str) -> Path:
+    """One .gguf file of a repository that holds several quantizations, or its first part. `quantization` ends the file's name: Q4_K_M."""
+    folder = _download(name, revision, [f"*{quantization}.gguf", f"*{quantization}-?????-of-?????.gguf"])
+    found = sorted(path for path in folder.glob("*.gguf") if re.sub(r"-\d{5}-of-\d{5}$", "", path.stem).endswith(quantization))
+    if not found:
+        raise ModelLoadError(f"Hub model {name!r} has no .gguf file whose name ends in {quantization}.")
+    return found[0]
 
 
 def download_tokenizer(name: str, revision: str | None) -> Path:

@@ -1,4 +1,5 @@
-"""From what the user named to `ModelFiles`: the packaged model, a folder, a .gguf file or a hub name."""
+"""From what the user named to `ModelFiles`: the packaged model, a folder, a .gguf file or a hub name, which may name one of several
+quantizations in GGUF files (owner/model:Q4_K_M)."""
 
 from __future__ import annotations
 
@@ -34,6 +35,9 @@ def resolve(model: str, revision: str | None = None, *, with_weights: bool = Tru
         return _from_gguf(model, path)
     if path.suffix == ".gguf" or path.is_absolute() or model.startswith((".", "~")):
         raise ModelLoadError(f"There is no file or folder {model}.")
+    gguf_name = hub.split_gguf_name(model)
+    if gguf_name is not None:
+        return _from_gguf(model, hub.download_gguf(gguf_name[0], revision, gguf_name[1]))
     return _from_folder(model, hub.download_model(model, revision, with_weights=with_weights))
 
 

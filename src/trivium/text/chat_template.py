@@ -26,6 +26,7 @@ GRACE_SECONDS: Final = 1.0
 _WORKER_FILE: Final = Path(__file__).with_name("template_worker.py")
 _RESERVED: Final = ("messages", "add_generation_prompt", "tools", "documents")
 _CONTINUE_MARK: Final = "\ue000CONTINUE\ue000"
+"""Put behind the last message, with a space, to find its end in the prompt: the space is gone where a template trims contents."""
 
 
 class ChatTemplate:
@@ -76,13 +77,12 @@ class ChatTemplate:
             if name in _RESERVED:
                 raise InvalidRequest(f"chat_template_kwargs can't replace {name!r}.", param="chat_template_kwargs")
         turns = [_as_dict(message) for message in messages]
-        last_content = turns[-1].get("content") if turns else None
         if continue_final_message:
             _mark_end(turns)
         variables: dict[str, Any] = {**self._special_tokens, **(kwargs or {})}
         variables |= {"messages": turns, "tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt}
         text = self._rendered(variables)
-        return _until_mark(text, str(last_content)) if continue_final_message else text
+        return _until_mark(text) if continue_final_message else text
 
     def close(self) -> None:
         """Ends the worker; a later `render` starts another one."""
@@ -111,15 +111,15 @@ def _mark_end(turns: list[dict[str, Any]]) -> None:
     content = turns[-1].get("content") if turns else None
     if not isinstance(content, str):
         raise InvalidRequest("continue_final_message needs a last message with text to continue.", param="messages")
-    turns[-1]["content"] = content + _CONTINUE_MARK
+    turns[-1]["content"] = f"{content}{_CONTINUE_MARK} "
 
 
-def _until_mark(text: str, content: str) -> str:
-    """Everything up to the end of the last message. A template that trims contents trims the end of this one, which the mark hid."""
-    before, mark, _ = text.rpartition(_CONTINUE_MARK)
+def _until_mark(text: str) -> str:
+    """Everything up to the end of the last message; trimmed as the template would have trimmed it without the mark."""
+    before, mark, after = text.rpartition(_CONTINUE_MARK)
     if not mark:
         raise InvalidRequest("The chat template does not show the last message, so it can't be continued.", param="continue_final_message")
-    return before if before.endswith(content) else before.rstrip()
+    return before if after.startswith(" ") else before.rstrip()
 
 
 class _Worker:

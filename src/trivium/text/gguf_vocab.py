@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from trivium.errors import ModelLoadError
 from trivium.sources.gguf_file import GGUFFile
+from trivium.text.panics import reraise
 from trivium.text.pretokenizers import pre_tokenizer_named
 
 NORMAL: Final = 1
@@ -94,8 +95,8 @@ def _byte_level(gguf: GGUFFile) -> tuple[Tokenizer, bool]:
 def _bpe(gguf: GGUFFile, vocab: dict[str, int], merges: list[tuple[str, str]], **options: bool | str | None) -> models.BPE:
     try:
         return models.BPE(vocab=vocab, merges=merges, **options)
-    except Exception as error:  # tokenizers raises plain Exception
-        raise ModelLoadError(f"{gguf.path}: merges and tokens don't fit together: {error}") from None
+    except BaseException as error:
+        reraise(error, lambda message: ModelLoadError(f"{gguf.path}: merges and tokens don't fit together: {message}"))
 
 
 def _sentencepiece(gguf: GGUFFile) -> Tokenizer:
@@ -117,6 +118,8 @@ def _merges_from_scores(gguf: GGUFFile, vocab: dict[str, int]) -> list[tuple[str
     types = _types(gguf, len(vocab))
     if len(scores) < len(vocab):
         raise ModelLoadError(f"{gguf.path}: {len(vocab)} tokens but {len(scores)} entries in tokenizer.ggml.scores.")
+    if scores and not isinstance(scores[0], int | float):
+        raise ModelLoadError(f"{gguf.path}: tokenizer.ggml.scores is no list of numbers.")
     usable = {piece for piece, token_id in vocab.items() if types[token_id] == NORMAL}
     order = sorted(vocab.items(), key=lambda item: (-scores[item[1]], item[1]))
     return [

@@ -14,6 +14,7 @@ from trivium.sources.gguf_file import GGUFFile
 from trivium.sources.paths import MAX_JSON_BYTES, child_path, read_json_child
 from trivium.text.detokenizer import decode_with_runs
 from trivium.text.gguf_vocab import token_named, tokenizer_from_gguf
+from trivium.text.panics import reraise
 from trivium.text.token_bytes import byte_decoder_of
 
 MAX_TEXT_CHARS: Final = 1 << 26
@@ -69,8 +70,8 @@ class Tokenizer:
             raise ModelLoadError(f"{path} is larger than {MAX_JSON_BYTES} bytes.")
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises plain Exception
-            raise ModelLoadError(f"{path} can't be used: {error}") from None
+        except BaseException as error:
+            reraise(error, lambda message: ModelLoadError(f"{path} can't be used: {message}"))
         settings = read_json_child(folder, "tokenizer_config.json") or {}
         _add_missing_tokens(backend, settings)
         known = {role: token for role, token in roles_in_folder(folder).items() if backend.token_to_id(token) is not None}
@@ -127,17 +128,26 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequest("The text contains a lone surrogate, which is no character.", param="prompt") from None
-        # The batch call, unlike the single one, lets other threads run and computes no offsets.
-        ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            # The batch call, unlike the single one, lets other threads run and computes no offsets.
+            ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:
+            reraise(error, lambda message: InvalidRequest(f"The tokenizer fails on this text: {message}", param="prompt"))
         if max_tokens is not None and len(ids) > max_tokens:
             raise PromptTooLong(f"The text has {len(ids)} tokens; at most {max_tokens} are allowed.", param="prompt")
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True) -> str:
-        """Text of `ids`; ids outside the vocabulary stand for nothing. A character that is cut off becomes U+FFFD."""
+        """Text of `ids`; ids outside the vocabulary stand for nothing. A character that is cut off becomes U+FFFD.
+
+        Raises `InvalidRequest` for ids that are no token ids at all (negative, or beyond 32 bits).
+        """
         if self.byte_decoder is None and not skip_special_tokens and not spaces_between_special_tokens:
             return decode_with_runs(self, ids)
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        try:
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            reraise(error, lambda message: InvalidRequest(f"The tokenizer fails on these token ids: {message}", param="prompt"))
 
     def token_to_str(self, token_id: int) -> str:
         """Text of the token on its own, for logprobs; part of a character becomes U+FFFD, a special token its name."""

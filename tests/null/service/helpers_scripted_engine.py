@@ -54,9 +54,10 @@ class Running:
     num_output: int = 0
     failure: TriviumError | None = None
 
-    @property
-    def text(self) -> bytes:
-        return bytes(token_id for token_id in self.request.prompt_token_ids if token_id < 256)
+    text: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.text = bytes(token_id for token_id in self.request.prompt_token_ids if token_id < 256)
 
     def put(self, output: TokenOutput) -> None:
         self.outputs.append(output)

@@ -103,6 +103,12 @@ def test_factors_must_be_float32(tmp_path):
         config(tmp_path, llama_metadata(), [TensorSpec("rope_freqs.weight", (8,), 1, bytes(16))])
 
 
+@pytest.mark.parametrize("factors", [[], [0.0] * 8, [float("nan")] * 8, [1.0, -1.0], [float("inf")] * 8])
+def test_factors_must_be_positive(tmp_path, factors):
+    with pytest.raises(ModelLoadError, match="rope_freqs.weight has factors that are not positive"):
+        config(tmp_path, llama_metadata(), [f32_tensor("rope_freqs.weight", (len(factors),), factors)])
+
+
 def test_mixtral_is_a_llama_with_experts(tmp_path):
     found = config(tmp_path, llama_metadata() | {"llama.expert_count": 4, "llama.expert_used_count": 2})
     assert found["architectures"] == ["MixtralForCausalLM"]
@@ -171,7 +177,14 @@ def test_an_architecture_without_a_mapping_lists_those_that_have_one(tmp_path):
     [
         ({"llama.block_count": None}, "no metadata 'llama.block_count'"),
         ({"llama.embedding_length": "64"}, "'llama.embedding_length' is a str, expected int"),
-        ({"llama.attention.head_count": 0}, "head_count is 0"),
+        ({"llama.attention.head_count": 0}, "head_count is 0; 1 to 64 is possible"),
+        ({"llama.attention.head_count": 65}, "head_count is 65; 1 to 64 is possible"),
+        ({"llama.rope.freq_base": 0.0}, "freq_base is 0.0; it must be positive"),
+        ({"llama.rope.freq_base": float("nan")}, "freq_base is nan"),
+        ({"llama.attention.layer_norm_rms_epsilon": ("f64", 1e300)}, "epsilon is 1e"),
+        ({"llama.block_count": 2**31 - 1}, "block_count is 2147483647; 1 to 10000 is possible"),
+        ({"llama.attention.key_length": -1}, "key_length is -1; 0 to 2147483647 is possible"),
+        ({"llama.context_length": ("u64", 2**63)}, "context_length is 9223372036854775808"),
         ({"llama.attention.head_count": ("u32", [4, 4])}, "head_count' is a list, expected int"),
         ({"llama.vocab_size": None}, "no metadata 'tokenizer.ggml.tokens'"),
         ({"general.architecture": None}, "no metadata 'general.architecture'"),

@@ -155,7 +155,7 @@ def test_a_file_that_is_no_gguf(tmp_path):
         resolve(str(path))
 
 
-@pytest.mark.parametrize("name", ["a/b/c", "a b", "a/../b", "a--b/c", "-a/b", "a/b\n", "é/b", "http://x/y", "a" * 200])
+@pytest.mark.parametrize("name", ["a/b/c", "a b", "a/../b", "a--b/c", "-a/b", "a/b\n", "é/b", "http://x/y", "a/b:*", "a/b:", ":Q4_0", "a" * 200])
 def test_a_name_that_no_hub_has(name):
     with pytest.raises(ConfigError, match="neither a file or folder here nor a hub name"):
         resolve(name)
@@ -188,6 +188,20 @@ def test_a_hub_model_is_fetched_without_anything_that_holds_code(snapshot):
     assert "*.safetensors" in patterns
     assert not any(each.endswith((".bin", ".pt", ".py", ".pkl", "*")) for each in patterns)
     assert asked[0]["ignore_patterns"] == hub.IGNORED_PATTERNS
+
+
+def test_one_quantization_of_a_gguf_repository(snapshot, tmp_path):
+    asked, answer = snapshot
+    folder = tmp_path / "ggufs"
+    folder.mkdir()
+    for name in ("m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "b-F16-00002-of-00002.gguf", "b-F16-00001-of-00002.gguf"):
+        write_gguf(folder / name, llama_metadata())
+    answer[0] = folder
+    assert resolve("owner/model:Q4_K_M").path.name == "m-Q4_K_M.gguf"
+    assert asked[0]["allow_patterns"] == ["*Q4_K_M.gguf", "*Q4_K_M-?????-of-?????.gguf"]
+    assert [path.name for path in resolve("owner/model:F16").weight_files] == ["b-F16-00001-of-00002.gguf", "b-F16-00002-of-00002.gguf"]
+    with pytest.raises(ModelLoadError, match="no .gguf file whose name ends in Q2_K"):
+        resolve("owner/model:Q2_K")
 
 
 def test_weights_and_tokenizer_can_be_left_or_fetched_alone(snapshot):

@@ -53,7 +53,7 @@ def test_the_final_message_can_be_continued(chatml):
 
 def test_a_template_that_trims_contents_trims_the_one_to_continue():
     template = ChatTemplate("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}")
-    turns = [{"role": "user", "content": " hi "}, {"role": "assistant", "content": " The capital "}]
+    turns = [{"role": "user", "content": " hi "}, {"role": "assistant", "content": "The capital "}]
     assert template.render(turns, add_generation_prompt=False, continue_final_message=True) == "[hi][The capital"
     template.close()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from helpers_gguf import write_gguf
+from helpers_gguf_vocab import byte_level_metadata
 from helpers_tokenizers import byte_level_backend, write_folder
-from test_gguf_vocab import byte_level_metadata
 
 from trivium.errors import ConfigError, ModelLoadError
 from trivium.sources import ModelFiles

@@ -117,6 +117,32 @@ def test_truncation_and_padding_of_the_file_are_switched_off():
     assert len(Tokenizer(backend).encode("1234567")) == 7
 
 
+class PanicException(BaseException):
+    """Named as what a panic in Rust raises."""
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(Exception("x"), InvalidRequest), (PanicException("x"), InvalidRequest), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_a_panic_of_the_library_fails_one_request(error, raised):
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            raise error
+
+    tokenizer = byte_level_tokenizer()
+    tokenizer._backend = Broken()  # type: ignore[assignment]
+    with pytest.raises(raised):
+        tokenizer.encode("x")
+    with pytest.raises(raised):
+        tokenizer.decode([1])
+
+
+def test_ids_that_are_no_ids_are_the_callers_mistake():
+    for bad in (-1, 2**40):
+        with pytest.raises(InvalidRequest, match="fails on these token ids"):
+            byte_level_tokenizer().decode([bad])
+
+
 def test_several_threads_may_encode_at_once():
     tokenizer = byte_level_tokenizer()
     expected = {text: tokenizer.encode(text) for text in SAMPLES}

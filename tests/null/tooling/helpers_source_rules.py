@@ -40,7 +40,7 @@ def imported_modules(source: str) -> list[tuple[int, str]]:
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             found.append((node.lineno, node.module))
-        elif isinstance(node, ast.Call) and _called_name(node) in ("import_module", "__import__") and node.args:
+        elif isinstance(node, ast.Call) and _called_name(node) in ("import_module", "__import__", "importorskip") and node.args:
             argument = node.args[0]
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 found.append((node.lineno, argument.value))

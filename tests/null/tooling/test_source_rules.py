@@ -116,3 +116,22 @@ def test_torch_contract_covers_every_module_outside_the_engine() -> None:
     covered = {name.removeprefix("trivium.") for name in contract["source_modules"]}
     assert _top_level_modules() - TORCH_PACKAGES - covered == set()
     assert covered & TORCH_PACKAGES == set()
+
+
+def test_tests_and_benchmarks_import_only_what_the_test_extra_installs() -> None:
+    """Something installed by hand here would be missing elsewhere, and `importorskip` would hide it. triton comes with setup.sh."""
+    project = PYPROJECT["project"]
+    declared = {_distribution(requirement) for requirement in [*project["dependencies"], *project["optional-dependencies"]["test"]]} | {
+        "triton",
+        "hatchling",
+    }
+    paths = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])
+    own = {path.stem for path in paths} | {"trivium"}
+    distributions = packages_distributions()
+    undeclared = {
+        top: str(path.relative_to(ROOT))
+        for path in paths
+        for top in sorted({module.split(".")[0] for _, module in imported_modules(path.read_text())} - own - set(sys.stdlib_module_names))
+        if not {name.lower().replace("_", "-") for name in distributions.get(top, [top])} & declared
+    }
+    assert undeclared == {}

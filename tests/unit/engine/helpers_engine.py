@@ -56,14 +56,18 @@ class _Script:
 
 
 class InProcessEngine:
-    """`engine_args` are vLLM's names. Small by default: 256 blocks, float32, seven rows."""
+    """`name`: a case of `helpers_checkpoints`, else any model as `LLM` takes it. `engine_args` are vLLM's names.
+
+    Small by default: 256 blocks, float32, seven rows.
+    """
 
     def __init__(self, name: str, **engine_args: Any) -> None:
-        case = BY_NAME[name]
+        case = BY_NAME.get(name)
         args: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 256, "max_num_seqs": 7, "num_threads": 1, "skip_tokenizer_init": True}
-        if case.max_model_len is not None:
+        if case is not None and case.max_model_len is not None:
             args["max_model_len"] = case.max_model_len
-        self.config = build_engine_config(**{**args, "model": checkpoint_folder(name), **engine_args})
+        model = name if case is None else checkpoint_folder(name)
+        self.config = build_engine_config(**{**args, "model": model, **engine_args})
         self.engine = build_engine(self.config, lambda _: None)
         self.script = _Script()
         self._count = 0

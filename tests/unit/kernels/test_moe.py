@@ -20,7 +20,13 @@ CASES = [  # tokens, hidden, width, experts, choices
 def inputs(tokens: int, hidden: int, width: int, experts: int, choices: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     scores = torch.rand(tokens, experts, device=DEVICE)
     weights, ids = scores.topk(choices, dim=-1)
-    return randn(tokens, hidden), randn(experts, 2 * width, hidden, scale=hidden**-0.5), randn(experts, hidden, width, scale=width**-0.5), weights, ids.int()
+    return (
+        randn(tokens, hidden),
+        randn(experts, 2 * width, hidden, scale=hidden**-0.5),
+        randn(experts, hidden, width, scale=width**-0.5),
+        weights,
+        ids.int(),
+    )
 
 
 @pytest.mark.parametrize("case", CASES)

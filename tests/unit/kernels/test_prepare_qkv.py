@@ -61,3 +61,24 @@ def test_prepare_qkv_leaves_other_slots_alone() -> None:
     position, slot = torch.tensor([0], device=DEVICE), torch.tensor([-1], device=DEVICE)
     prepare_qkv(randn(1, 6 * 64), None, position, slot, cache, args, rotary_dim=64)
     assert torch.equal(cache.key, before)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_keys_in_place(case: tuple[int, int, int, int, int, bool, bool]) -> None:
+    tokens, heads, kv_heads, dim, rotary_dim, interleaved, qk_norm = case
+    args = AttentionArgs(heads, kv_heads, dim, dim**-0.5)
+    qkv = randn(tokens, (heads + 2 * kv_heads) * dim)
+    expected = qkv.clone()
+    angles = torch.rand(64, rotary_dim // 2, device=DEVICE) * 6.28
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    positions, slots = torch.randint(0, 64, (tokens,), device=DEVICE), 8 + torch.arange(tokens, device=DEVICE)
+    norms = {"q_norm": randn(dim), "k_norm": randn(dim), "norm_offset": 1.0} if qk_norm else {}
+    cache = make_cache(2 + -(-tokens // 8), kv_heads, 8, dim)
+    for prepare, rows in ((prepare_qkv_reference, expected), (prepare_qkv, qkv)):
+        prepare(rows, cos_sin, positions, slots, cache, args, rotary_dim=rotary_dim, interleaved=interleaved, keys_in_place=True, **norms)
+    assert_close(qkv, expected)
+    split = [heads * dim, kv_heads * dim, kv_heads * dim]
+    query, _, value = qkv.split(split, dim=1)
+    expected_query, _, expected_value = expected.split(split, dim=1)
+    assert torch.equal(query, expected_query)
+    assert torch.equal(value, expected_value)

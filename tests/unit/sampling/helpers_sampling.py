@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from trivium.engine.sampler import Sampler
-from trivium.ops.sampling.filters import DrawParams
+from trivium.ops.sampling import table
+from trivium.ops.sampling.table import NEUTRAL, NUM_INTS, SamplingTable
 from trivium.scheduling.step import NewRow
 from trivium.types import SamplingParams
 
@@ -41,21 +42,28 @@ def sampler_with(vocab_size: int, *rows: NewRow, max_num_seqs: int = 16, default
     return sampler
 
 
-def draw_params(num_lines: int, **values: float) -> DrawParams:
-    """The same values on each line; line i draws number i of stream 0 unless `seeds` or `counters` say otherwise."""
+def table_of(settings: list[dict[str, float]], device: str = "cpu") -> SamplingTable:
+    """Row i has the i-th setting (columns by name, in lower case) and a stream of its own, somewhere in it."""
+    floats = torch.tensor(NEUTRAL).repeat(len(settings), 1)
+    floats[:, table.TEMPERATURE] = 1.0
+    ints = torch.zeros(len(settings), NUM_INTS, dtype=torch.int64)
+    for row, setting in enumerate(settings):
+        ints[row, table.SEED], ints[row, table.COUNTER] = row * 1_000_003 - 7, row * 37
+        for name, value in setting.items():
+            floats[row, getattr(table, name.upper())] = value
+    return SamplingTable(floats.to(device), ints.to(device))
 
-    def column(name: str, default: float) -> Tensor:
-        return torch.full((num_lines,), float(values.get(name, default)))
 
-    return DrawParams(
-        temperature=column("temperature", 1.0),
-        top_k=column("top_k", 0.0),
-        top_p=column("top_p", 1.0),
-        min_p=column("min_p", 0.0),
-        typical_p=column("typical_p", 1.0),
-        seeds=torch.full((num_lines,), int(values.get("seed", 0))),
-        counters=torch.arange(num_lines),
-    )
+def draw_params(num_rows: int, *, seed: int = 0, **setting: float) -> SamplingTable:
+    """The same setting in each row; row i draws number i of one stream."""
+    params = table_of([setting] * num_rows)
+    params.seeds.fill_(seed)
+    params.counters.copy_(torch.arange(num_rows))
+    return params
+
+
+def copy_of(params: SamplingTable) -> SamplingTable:
+    return SamplingTable(params.floats.clone(), params.ints.clone())
 
 
 def gaussian_logits(num_lines: int, vocab_size: int, *, seed: int = 0, scale: float = 3.0) -> Tensor:

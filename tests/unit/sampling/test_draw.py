@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-from helpers_sampling import chi_square_z, draw_params, gaussian_logits
+from helpers_sampling import chi_square_z, copy_of, draw_params, gaussian_logits, table_of
 from torch import Tensor
 
 from trivium.ops.sampling.argmax import argmax_rows, row_maxima
 from trivium.ops.sampling.draw import draw_rows, draw_rows_reference
-from trivium.ops.sampling.filters import DrawParams, keep_mask_reference
+from trivium.ops.sampling.filters import keep_mask_reference
 from trivium.ops.sampling.noise import gumbel_noise
+from trivium.ops.sampling.table import SamplingTable
 
 NUM_DRAWS = 60_000
 SETTINGS: list[dict[str, float]] = [
@@ -35,13 +34,13 @@ SETTINGS: list[dict[str, float]] = [
 ]
 
 
-def draw(logits: Tensor, params: DrawParams) -> Tensor:
+def draw(logits: Tensor, params: SamplingTable) -> Tensor:
     """Token of each line, -1 where it failed; line i has the i-th parameters, whose counters stay."""
-    return draw_rows(logits.clone(), replace(params, counters=params.counters.clone()), torch.arange(len(logits)))[1]
+    return draw_rows(logits.clone(), copy_of(params), torch.arange(len(logits)))[1]
 
 
-def draw_reference(logits: Tensor, params: DrawParams) -> Tensor:
-    return draw_rows_reference(logits, replace(params, counters=params.counters.clone()), torch.arange(len(logits)))[1]
+def draw_reference(logits: Tensor, params: SamplingTable) -> Tensor:
+    return draw_rows_reference(logits, copy_of(params), torch.arange(len(logits)))[1]
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
@@ -72,9 +71,7 @@ def test_the_fast_path_draws_what_the_reference_draws(setting: dict[str, float],
 def test_a_line_draws_the_same_alone_and_in_any_batch() -> None:
     num_lines, vocab_size = 48, 1003
     logits = gaussian_logits(num_lines, vocab_size, seed=9, scale=2.0)
-    columns = [draw_params(1, **SETTINGS[line % len(SETTINGS)]) for line in range(num_lines)]
-    params = DrawParams(*(torch.cat([getattr(one, name) for one in columns]) for name in DrawParams.__dataclass_fields__))
-    params = replace(params, seeds=torch.arange(num_lines) - 5, counters=torch.arange(num_lines) * 3)
+    params = table_of([SETTINGS[line % len(SETTINGS)] for line in range(num_lines)])
     together = draw(logits, params)
     order = torch.randperm(num_lines, generator=torch.Generator().manual_seed(0))
     assert torch.equal(draw(logits[order], params.select(order)), together[order])

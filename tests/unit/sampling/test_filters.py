@@ -17,7 +17,8 @@ from transformers.generation import (
 
 from trivium.ops.sampling.candidates import top_values
 from trivium.ops.sampling.cpu_draw import mass_threshold, row_kept_ids
-from trivium.ops.sampling.filters import DrawParams, keep_mask_reference
+from trivium.ops.sampling.filters import keep_mask_reference
+from trivium.ops.sampling.table import SamplingTable
 
 SETTINGS: list[dict[str, float]] = [
     {"top_k": 1},
@@ -61,7 +62,7 @@ def hf_keep_mask(
     return warpers(ids, logits.clone()) > -torch.inf
 
 
-def long_way_mask(row: Tensor, params: DrawParams) -> Tensor:
+def long_way_mask(row: Tensor, params: SamplingTable) -> Tensor:
     ids = row_kept_ids(row, params)
     mask = torch.zeros(len(row), dtype=torch.bool)
     mask[slice(None) if ids is None else ids] = True

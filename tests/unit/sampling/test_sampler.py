@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.generation import RepetitionPenaltyLogitsProcessor
 
 from trivium.engine.sampler import SampledLines, Sampler
+from trivium.ops.sampling.penalties import apply_on_cpu, reset_state
 from trivium.scheduling.step import NewRow
 
 VOCAB = 333
@@ -122,9 +123,12 @@ def test_a_top_k_of_the_whole_vocabulary_is_off() -> None:
 def test_plans_name_only_what_the_scheduled_rows_use() -> None:
     sampler = sampler_with(VOCAB, *(mixed_row(row, row) for row in range(len(MIXED))))
     plan = sampler.plan([1, 11])
-    assert (plan.is_random, plan.is_filtered, plan.is_typical, plan.penalties, plan.edits, plan.below_min_tokens) == (True, False, False, [], [], [1])
-    plan = sampler.plan([10, 7, 6, 8])
-    assert (plan.is_filtered, plan.is_typical, plan.penalties, plan.edits, plan.logprobs, plan.num_logprobs) == (False, True, [1], [2, 3], [0], [3])
+    assert (plan.is_filtered, plan.is_typical, plan.edits, plan.below_min_tokens, plan.is_simple) == (False, False, [], [1], False)
+    plan = sampler.plan([10, 6, 8])
+    assert (plan.is_filtered, plan.is_typical, plan.edits, plan.logprobs, plan.num_logprobs) == (False, True, [1, 2], [0], [3])
+    plan = sampler.plan([0, 1, 7])
+    assert (plan.is_filtered, plan.edits, plan.is_simple) == (True, [0], False)
+    assert sampler.plan([7, 1, 2]).is_simple
 
 
 # ---- failures
@@ -185,20 +189,17 @@ def test_penalties_follow_their_formulas_token_by_token(penalties: tuple[float, 
 
 
 def test_repetition_penalty_equals_transformers() -> None:
-    from trivium.ops.sampling.penalties import apply_penalties, reset_state
-
     prompt, logits = [1, 5, 5, 80], gaussian_logits(1, 100)
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt]), logits.clone())
-    state = torch.zeros(1, 100, dtype=torch.int32)
-    reset_state(state[0], torch.tensor(prompt), torch.tensor([], dtype=torch.int64))
-    zero = torch.tensor([0])
-    apply_penalties(logits, zero, state, zero, torch.tensor([1.7]), torch.tensor([0.0]), torch.tensor([0.0]))
+    state = torch.zeros(100, dtype=torch.int32)
+    reset_state(state, torch.tensor(prompt), torch.tensor([], dtype=torch.int64))
+    apply_on_cpu(logits[0], state, 1.7, 0.0, 0.0)
     assert torch.equal(logits, expected)
 
 
 def test_zero_penalties_are_no_work_at_all() -> None:
     row = new_row(0, presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0, temperature=0)
-    assert sampler_with(VOCAB, row).plan([0]).penalties == []
+    assert not sampler_with(VOCAB, row).plan([0]).is_filtered
 
 
 def test_presence_penalty_does_not_touch_the_prompt_nor_the_neighbours() -> None:
@@ -215,7 +216,7 @@ def test_penalty_slots_are_reused_and_forgotten() -> None:
         sampler.add_row(new_row(row, temperature=0, frequency_penalty=2.0))
         assert [step(sampler, logits, [row]).token_ids[0] for _ in range(2)] == [0, 1]
         sampler.add_row(new_row(row, temperature=0))
-    assert len(sampler._penalties.state) == 4
+    assert sampler._penalties._num_states == 4
 
 
 # ---- masks and bias

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-
 import pytest
 import torch
 import triton
 import triton.language as tl
-from helpers_sampling import draw_params, gaussian_logits
+from helpers_sampling import copy_of, gaussian_logits, table_of
 from torch import Tensor
 
-from trivium.ops.sampling import triton_draw, triton_filters, triton_penalties
+from trivium.ops.sampling import triton_draw, triton_logprobs, triton_penalties
 from trivium.ops.sampling.draw import draw_rows_reference
-from trivium.ops.sampling.filters import DrawParams, cutoffs_reference
 from trivium.ops.sampling.noise import gumbel_noise
-from trivium.ops.sampling.penalties import COUNT_MASK, PROMPT_BIT, penalized
-from trivium.ops.sampling.triton_draw import gumbel
+from trivium.ops.sampling.penalties import PROMPT_BIT, penalized
+from trivium.ops.sampling.table import COUNTER, SEEN, SamplingTable
+from trivium.ops.sampling.triton_common import exponential
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
+NUM_DRAWS = 50 if ON_GPU else 2
 VOCAB_SIZES = [5, 64, 1000, 4096, 9001] + ([128_256, 262_144] if ON_GPU else [])
 FILTERS: list[dict[str, float]] = [
     {},
@@ -40,30 +39,21 @@ FILTERS: list[dict[str, float]] = [
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with numpy, which warns of wrapping and log(0)
 
 
-def params_of(settings: list[dict[str, float]]) -> DrawParams:
-    """Line i has the i-th setting."""
-    lines = [draw_params(1, seed=line * 1_000_003 - 7, **setting) for line, setting in enumerate(settings)]
-    params = DrawParams(*(torch.cat([getattr(line, column.name) for line in lines]).to(DEVICE) for column in fields(DrawParams)))
-    params.counters.copy_(torch.arange(len(settings)) * 37)
-    return params
+def params_of(settings: list[dict[str, float]]) -> SamplingTable:
+    return table_of(settings, DEVICE)
 
 
 def all_rows(logits: Tensor) -> Tensor:
     return torch.arange(len(logits), device=DEVICE)
 
 
-def draw(logits: Tensor, params: DrawParams, cutoffs: Tensor | None = None) -> Tensor:
+def draw(logits: Tensor, params: SamplingTable, *, is_full: bool = True) -> Tensor:
     """Token of each line, -1 where it failed."""
-    params = replace(params, counters=params.counters.clone())
-    return triton_draw.draw_rows(logits, params, all_rows(logits), cutoffs)[1]
+    return triton_draw.draw_rows(logits, copy_of(params), all_rows(logits), is_full=is_full)[1]
 
 
-def draw_filtered(logits: Tensor, params: DrawParams) -> Tensor:
-    return draw(logits, params, triton_filters.cutoffs(logits, params, all_rows(logits)))
-
-
-def draw_reference(logits: Tensor, params: DrawParams) -> Tensor:
-    return draw_rows_reference(logits, replace(params, counters=params.counters.clone()), all_rows(logits))[1]
+def draw_reference(logits: Tensor, params: SamplingTable) -> Tensor:
+    return draw_rows_reference(logits, copy_of(params), all_rows(logits))[1]
 
 
 def device_logits(num_lines: int, vocab_size: int, *, scale: float = 3.0, decimals: int | None = None) -> Tensor:
@@ -75,7 +65,7 @@ def device_logits(num_lines: int, vocab_size: int, *, scale: float = 3.0, decima
 def _noise_kernel(out_ptr, seeds_ptr, counters_ptr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     line = tl.program_id(0)
     ids = tl.arange(0, SIZE)
-    tl.store(out_ptr + line * SIZE + ids, gumbel(tl.load(seeds_ptr + line), tl.load(counters_ptr + line), ids))
+    tl.store(out_ptr + line * SIZE + ids, exponential(tl.load(seeds_ptr + line), tl.load(counters_ptr + line), ids))
 
 
 def test_noise_bits_equal_torch() -> None:
@@ -84,95 +74,118 @@ def test_noise_bits_equal_torch() -> None:
     out = torch.empty(6, 4096, device=DEVICE)
     _noise_kernel[(6,)](out, seeds, counters, SIZE=4096)
     expected = gumbel_noise(seeds, counters, torch.arange(4096, device=DEVICE))
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(-out.log(), expected, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_draws_equal_the_reference(vocab_size: int) -> None:
     logits = device_logits(13, vocab_size)
     params = params_of([{"temperature": 0.0 if line % 3 == 0 else 0.3 * line} for line in range(13)])
-    assert torch.equal(draw(logits, params), draw_reference(logits, params))
+    assert torch.equal(draw(logits, params, is_full=False), draw_reference(logits, params))
 
 
 @pytest.mark.parametrize("decimals", [None, 1])
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_cutoffs_equal_the_reference(vocab_size: int, decimals: int | None) -> None:
+def test_filtered_draws_equal_the_reference(vocab_size: int, decimals: int | None) -> None:
     logits = device_logits(len(FILTERS), vocab_size, decimals=decimals)
-    params = params_of(FILTERS)
-    result = triton_filters.cutoffs(logits, params, all_rows(logits))
-    expected = torch.where(params.temperature > 0, cutoffs_reference(logits, params), -torch.inf)
-    kept, should_be = (logits >= result[:, None]).sum(1), (logits >= expected[:, None]).sum(1)
-    assert kept.tolist() == should_be.tolist()
-
-
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_filtered_draws_equal_the_reference(vocab_size: int) -> None:
-    logits = device_logits(len(FILTERS), vocab_size)
     logits[:, ::5] = -torch.inf
     params = params_of(FILTERS)
-    assert torch.equal(draw_filtered(logits, params), draw_reference(logits, params))
+    for _ in range(NUM_DRAWS):
+        assert torch.equal(draw(logits, params), draw_reference(logits, params))
+        params.counters.add_(1)
 
 
-def test_flat_lines_that_overflow_the_buffer_are_exact_too() -> None:
-    params = params_of([{"top_p": 0.95}, {"top_k": 6000}, {"top_k": 6000, "top_p": 0.5}, {"top_p": 0.5, "min_p": 0.1}])
-    logits = device_logits(4, 9001, scale=0.1)
-    result, expected = triton_filters.cutoffs(logits, params, all_rows(logits)), cutoffs_reference(logits, params)
-    kept, should_be = (logits >= result[:, None]).sum(1).tolist(), (logits >= expected[:, None]).sum(1).tolist()
-    assert all(abs(one - other) <= 1 for one, other in zip(kept, should_be, strict=True))  # sums of 9,001 nearly equal terms round differently
+def test_flat_lines_are_exact_too() -> None:
+    """top_k beyond the number of groups and of the buffer, nuclei of thousands, draws that are refused several times."""
+    settings: list[dict[str, float]] = [
+        {"top_p": 0.95},
+        {"top_k": 6000},
+        {"top_k": 4000, "top_p": 0.5},
+        {"top_p": 0.05, "min_p": 0.1},
+        {"top_k": 140},
+    ]
+    logits, params = device_logits(len(settings), 9001, scale=0.1), params_of(settings)
+    for _ in range(NUM_DRAWS):
+        assert torch.equal(draw(logits, params), draw_reference(logits, params))
+        params.counters.add_(1)
+
+
+def test_bfloat16_logits_draw_as_their_float32_values_do() -> None:
+    logits, params = device_logits(len(FILTERS), 5000).to(torch.bfloat16), params_of(FILTERS)
+    expected = draw_reference(logits.float(), params)
+    assert torch.equal(draw(logits, params), expected)
+    unfiltered = draw_reference(logits.float(), params_of([{"temperature": setting.get("temperature", 1.0)} for setting in FILTERS]))
+    assert torch.equal(draw(logits, params, is_full=False), unfiltered)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_bad_lines_are_marked_and_harm_no_other(bad: float) -> None:
     logits, params = device_logits(len(FILTERS), 5000), params_of(FILTERS)
-    expected = draw_filtered(logits, params)
+    expected = draw(logits, params)
     for remainder in range(3):
         broken, is_bad = logits.clone(), all_rows(logits) % 3 == remainder
         broken[is_bad, 4999] = bad
         broken[all_rows(logits) % 6 == remainder] = -torch.inf
-        assert torch.equal(draw_filtered(broken, params), expected.masked_fill(is_bad, -1))
+        assert torch.equal(draw(broken, params), expected.masked_fill(is_bad, -1))
 
 
 def test_rows_of_the_table_are_read_and_advanced() -> None:
-    floats = torch.zeros(20, 8, device=DEVICE)
-    floats[:, 0], floats[:, 1], floats[:, 4] = 0.8, 0.9, 1.0
-    floats[3, 0] = 0.0
-    ints = torch.stack((torch.arange(20) * 11, torch.arange(20)), dim=1).to(DEVICE)
-    table = DrawParams(floats[:, 0], floats[:, 2], floats[:, 1], floats[:, 3], floats[:, 4], ints[:, 0], ints[:, 1])
-    rows = torch.tensor([7, 3, 19], device=DEVICE)
+    params = params_of([FILTERS[row % len(FILTERS)] for row in range(20)])
+    rows = torch.tensor([7, 1, 19], device=DEVICE)
     logits = device_logits(3, 2000)
     logits[2, 1] = torch.nan
-    params = table.select(rows)
-    expected = draw_rows_reference(logits, params, all_rows(logits))[1]
-    before = ints.clone()
-    token_ids, outcome = triton_draw.draw_rows(logits, table, rows, triton_filters.cutoffs(logits, table, rows))
-    assert token_ids.tolist() == [*expected[:2].tolist(), 0]
-    assert outcome.tolist() == [*expected[:2].tolist(), -1]
-    before[rows, 1] += 1
-    assert torch.equal(ints, before)
+    expected = draw_reference(logits, params.select(rows)).tolist()
+    before = params.ints.clone()
+    token_ids, outcome = triton_draw.draw_rows(logits, params, rows, is_full=True)
+    assert token_ids.tolist() == [*expected[:2], 0]
+    assert outcome.tolist() == [*expected[:2], -1]
+    before[rows, COUNTER] += 1
+    assert torch.equal(params.ints, before)
 
 
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_penalties_equal_the_reference(vocab_size: int) -> None:
-    logits = device_logits(6, vocab_size)
+def seen_states(num_rows: int, vocab_size: int) -> Tensor:
+    """States with a stride of 16 bytes, as the sampler makes them."""
     generator = torch.Generator().manual_seed(0)
-    state = torch.randint(0, 3, (5, vocab_size), generator=generator, dtype=torch.int32)
-    state += torch.randint(0, 2, (5, vocab_size), generator=generator, dtype=torch.int32) * PROMPT_BIT
-    state[3] = 0
-    state = state.to(DEVICE)
-    lines, slots = torch.tensor([4, 1, 2], device=DEVICE), torch.tensor([0, 3, 4], device=DEVICE)
-    values = torch.tensor([[1.3, 0.5, 0.2], [2.0, 1.0, 1.0], [0.7, -0.5, 1.5]], device=DEVICE)
-    expected = logits.clone()
-    for index in range(3):
-        line = int(lines[index])
-        expected[line] = penalized(logits[line], state[slots[index]], *values[index])
-    triton_penalties.apply_penalties(logits, lines, state, slots, values[:, 0], values[:, 1], values[:, 2])
-    torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
-    assert int(state.max()) & COUNT_MASK <= 2
+    shape = (num_rows, -(-vocab_size // 4) * 4)
+    counts = torch.randint(0, 3, shape, generator=generator, dtype=torch.int32)
+    return (counts + torch.randint(0, 2, shape, generator=generator, dtype=torch.int32) * PROMPT_BIT).to(DEVICE)[:, :vocab_size]
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_log_sum_exp_equals_torch(vocab_size: int) -> None:
-    logits = device_logits(4, vocab_size, scale=10.0)
+def test_penalties_are_part_of_every_draw(vocab_size: int) -> None:
+    penalties = [(1.3, 0.5, 0.2), (1.0, 0.0, 0.0), (0.7, -0.5, 1.5), (1.0, 0.7, 0.0)]
+    settings = [
+        {**filters, **dict(zip(("repetition", "frequency", "presence"), penalties[index % 4], strict=True))} for index, filters in enumerate(FILTERS)
+    ]
+    params, logits, states = params_of(settings), device_logits(len(settings), vocab_size), seen_states(len(settings), vocab_size)
+    expected_logits, expected_states = logits.clone(), states.clone()
+    for row in range(len(settings)):
+        if row % 4 != 1:
+            params.ints[row, SEEN] = states[row].data_ptr()
+            expected_logits[row] = penalized(logits[row], states[row], *penalties[row % 4])
+    changed = logits.clone()
+    triton_penalties.apply_penalties(changed, params, all_rows(logits))
+    torch.testing.assert_close(changed, expected_logits, rtol=1e-5, atol=1e-5)
+    expected = draw_reference(expected_logits, params)
+    assert torch.equal(draw(logits, params), expected)
+    for row, token in enumerate(expected.tolist()):
+        expected_states[row, token] += row % 4 != 1
+    assert torch.equal(states, expected_states)
+
+    triton_penalties.count_sampled(params, all_rows(logits), torch.full_like(expected, -1))
+    assert torch.equal(states, expected_states)
+    triton_penalties.count_sampled(params, all_rows(logits), expected)
+    for row, token in enumerate(expected.tolist()):
+        expected_states[row, token] += row % 4 != 1
+    assert torch.equal(states, expected_states)
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_normalizer_and_rank_equal_torch(vocab_size: int) -> None:
+    logits = device_logits(5, vocab_size, scale=10.0, decimals=0)
     logits[1, : vocab_size // 2] = -torch.inf
     logits[2] = -torch.inf
-    torch.testing.assert_close(triton_draw.log_sum_exp(logits), logits.double().logsumexp(-1).float(), rtol=1e-5, atol=1e-5)
+    token_ids = torch.tensor([vocab_size - 1, 0, 1, vocab_size // 2, 3], device=DEVICE)
+    sums, ranks = triton_logprobs.normalize(logits, token_ids)
+    torch.testing.assert_close(sums, logits.double().logsumexp(-1).float(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(ranks, 1 + (logits > logits.gather(1, token_ids[:, None])).sum(1))

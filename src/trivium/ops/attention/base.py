@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from trivium.ops.batch import ForwardBatch
@@ -52,6 +53,14 @@ class AttentionBackend(ABC):
     @abstractmethod
     def forward(self, query: Tensor, cache: KVCache, batch: ForwardBatch, args: AttentionArgs) -> Tensor:
         """query [T, num_heads, head_dim] → [T, num_heads, head_dim]."""
+
+    def wants_fresh(self, batch: ForwardBatch, args: AttentionArgs, dtype: torch.dtype) -> bool:
+        """Whether `forward_fresh` is to be called in place of `forward`."""
+        return False
+
+    def forward_fresh(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, batch: ForwardBatch, args: AttentionArgs) -> Tensor:
+        """As `forward`, given the step's own keys and values, too: [T, num_kv_heads, head_dim], rotated, each head contiguous."""
+        raise NotImplementedError
 
     @abstractmethod
     def forward_mla(self, query: Tensor, cache: KVCache, batch: ForwardBatch, args: AttentionArgs, value_dim: int) -> Tensor:

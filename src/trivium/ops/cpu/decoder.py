@@ -14,6 +14,7 @@ from trivium.ops.cpu import library
 from trivium.ops.cpu.elementwise import ACTIVATIONS, MAX_HEAD_DIM
 from trivium.ops.cpu.library import TYPES, loaded
 from trivium.ops.cpu.linear import PANEL, PackedLinear, padded_bias
+from trivium.ops.cpu.memory import prefer_huge_pages
 from trivium.ops.decoder import DecoderParts, FusedLayers, LayerParts, Projection
 
 
@@ -144,6 +145,7 @@ class CPUDecoder:
             for half in (cache.key, cache.value):
                 assert half.shape == (self._num_blocks, args.num_kv_heads, self._block_size, args.head_dim)
                 assert half.dtype == self.dtype and half.is_contiguous()
+                prefer_huge_pages(half)
             struct.key, struct.value = cache.key.data_ptr(), cache.value.data_ptr()
         self._caches = caches
 

@@ -7,6 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from trivium.ops.cpu import memory
 from trivium.ops.cpu.library import TYPES, LinearArgs, loaded
 
 PANEL = 32
@@ -28,7 +29,7 @@ class PackedLinear:
         self.num_out, self.num_in = weight.shape
         self.dtype = weight.dtype
         number = TYPES[weight.dtype]
-        self.data = torch.empty(loaded().packed_entries(number, self.num_out, self.num_in), dtype=weight.dtype)
+        self.data = memory.weights.empty(loaded().packed_entries(number, self.num_out, self.num_in), weight.dtype)
         loaded().pack_weight(number, weight.data_ptr(), weight.stride(0), self.num_out, self.num_in, self.data.data_ptr(), torch.get_num_threads())
 
     @property

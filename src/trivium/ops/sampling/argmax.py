@@ -37,4 +37,4 @@ def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def row_maxima(logits: Tensor) -> Tensor:
     """logits [S, V] → [S]; not finite where the row holds NaN or +inf, or nothing but -inf."""
-    return block_max(logits).amax(-1)
+    return logits.amax(-1) if logits.is_cuda else block_max(logits).amax(-1)

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from trivium.ops.sampling.argmax import argmax_rows
 from trivium.ops.sampling.candidates import top_values
-from trivium.ops.sampling.filters import DrawParams, first_cutoffs, min_p_cutoffs, probability_ratios, surprise_distance, typical_mask
+from trivium.ops.sampling.filters import first_cutoffs, min_p_cutoffs, probability_ratios, surprise_distance, typical_mask
 from trivium.ops.sampling.noise import gumbel_noise, noise_scratch, stream_keys
+from trivium.ops.sampling.table import SamplingTable
 
 NUM_CANDIDATES = 64
 NUM_BUCKETS = 1024
@@ -24,7 +25,7 @@ KEY_RANGE = 32.0
 """Keys from here on share the last bucket of the histogram: e^-32 of the likeliest token's probability."""
 
 
-def draw_on_cpu(logits: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
+def draw_on_cpu(logits: Tensor, params: SamplingTable) -> tuple[Tensor, Tensor]:
     """logits [S, V] float32, contiguous → (ids [S] int64, scores [S]); a score that is not finite marks a line that can't be sampled.
     Overwrites the lines that are drawn from their whole row."""
     if not bool((params.temperature > 0).any()):
@@ -40,7 +41,7 @@ def draw_on_cpu(logits: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
     return ids, scores
 
 
-def _add_noise(logits: Tensor, lines: list[int], params: DrawParams) -> None:
+def _add_noise(logits: Tensor, lines: list[int], params: SamplingTable) -> None:
     scratch = noise_scratch(logits.shape[1])
     temperature = params.temperature.tolist()
     low, high = (keys.tolist() for keys in stream_keys(params.seeds, params.counters))
@@ -48,7 +49,7 @@ def _add_noise(logits: Tensor, lines: list[int], params: DrawParams) -> None:
         scratch.add_noise_(logits[line], temperature[line], low[line], high[line])
 
 
-def _draw_filtered(logits: Tensor, params: DrawParams) -> Tensor:
+def _draw_filtered(logits: Tensor, params: SamplingTable) -> Tensor:
     """logits [F, V], every line finite at its maximum and filtered → ids [F]."""
     values, ids = top_values(logits, min(NUM_CANDIDATES, logits.shape[1]))
     cut, is_inside = _candidate_cutoffs(logits, values, params)
@@ -64,7 +65,7 @@ def _draw_filtered(logits: Tensor, params: DrawParams) -> Tensor:
     return drawn
 
 
-def _candidate_cutoffs(logits: Tensor, values: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
+def _candidate_cutoffs(logits: Tensor, values: Tensor, params: SamplingTable) -> tuple[Tensor, Tensor]:
     """(cutoff [F], whether everything from the cutoff upwards is among `values` [F, K])."""
     if values.shape[1] == logits.shape[1]:
         complete = torch.ones(len(values), dtype=torch.bool)
@@ -96,7 +97,7 @@ def _row_mass(row: Tensor, maximum: Tensor, cut: float, temperature: float) -> f
     return float(weights.sum())
 
 
-def _draw_long_way(logits: Tensor, params: DrawParams) -> Tensor:
+def _draw_long_way(logits: Tensor, params: SamplingTable) -> Tensor:
     """Each line from its whole row. Overwrites logits [F, V]."""
     drawn = torch.empty(len(logits), dtype=torch.int64)
     for line, row in enumerate(logits):
@@ -111,7 +112,7 @@ def _draw_long_way(logits: Tensor, params: DrawParams) -> Tensor:
     return drawn
 
 
-def row_kept_ids(row: Tensor, params: DrawParams) -> Tensor | None:
+def row_kept_ids(row: Tensor, params: SamplingTable) -> Tensor | None:
     """row [V] with a finite maximum, parameters of one line → the tokens that may be drawn, ascending; the set of `filters.keep_mask_reference`.
     None stands for all. Each filter looks only at what the one before left."""
     maximum, ids = row.amax(), None

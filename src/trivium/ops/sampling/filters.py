@@ -11,34 +11,13 @@ At least one token stays. The first three keep every logit from a *cutoff* upwar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class DrawParams:
-    """How each of S lines, or each row of the sampler's table, is drawn; all tensors [S], perhaps strided, on the device of the logits."""
-
-    temperature: Tensor  # float32; 0: greedy
-    top_k: Tensor  # float32; 0: off
-    top_p: Tensor  # float32; 1: off
-    min_p: Tensor  # float32; 0: off
-    typical_p: Tensor  # float32; 1: off
-    seeds: Tensor  # int64
-    counters: Tensor  # int64
-
-    def select(self, lines: Tensor) -> DrawParams:
-        """The parameters of these lines, [len(lines)] int64."""
-        return DrawParams(*(getattr(self, column.name).index_select(0, lines) for column in fields(self)))
-
-    def is_filtered(self) -> Tensor:
-        """[S] bool: lines with a filter that can matter."""
-        return ((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0) | (self.typical_p < 1)) & (self.temperature > 0)
+from trivium.ops.sampling.table import SamplingTable
 
 
-def cutoffs_reference(logits: Tensor, params: DrawParams) -> Tensor:
+def cutoffs_reference(logits: Tensor, params: SamplingTable) -> Tensor:
     """logits [S, V] float32 → the smallest logit that min_p, top_k and top_p keep, [S]. Lines without these filters get -inf. By sorting."""
     values = logits.sort(dim=1, descending=True).values
     weights = probability_ratios(values, values[:, :1], params.temperature)
@@ -49,7 +28,7 @@ def cutoffs_reference(logits: Tensor, params: DrawParams) -> Tensor:
     return torch.where(params.top_p < 1, torch.maximum(cut, nucleus), cut)
 
 
-def first_cutoffs(values: Tensor, params: DrawParams) -> Tensor:
+def first_cutoffs(values: Tensor, params: SamplingTable) -> Tensor:
     """The cutoff of min_p and top_k, [S], from sorted `values` [S, K] that reach at least to the k-th."""
     by_ratio = min_p_cutoffs(values[:, 0], params)
     k = params.top_k.to(torch.int64)[:, None]
@@ -57,7 +36,7 @@ def first_cutoffs(values: Tensor, params: DrawParams) -> Tensor:
     return torch.where(k > 0, by_rank, -torch.inf).squeeze(1).maximum(by_ratio)
 
 
-def min_p_cutoffs(maxima: Tensor, params: DrawParams) -> Tensor:
+def min_p_cutoffs(maxima: Tensor, params: SamplingTable) -> Tensor:
     """maxima [S] → the smallest logit that min_p keeps; log(0) is -inf, which keeps all."""
     return maxima + params.temperature * params.min_p.log()
 
@@ -85,7 +64,7 @@ def typical_mask(scaled: Tensor, kept: Tensor, typical_p: Tensor) -> Tensor:
     return kept & (is_typical | (typical_p >= 1)[:, None])
 
 
-def keep_mask_reference(logits: Tensor, params: DrawParams) -> Tensor:
+def keep_mask_reference(logits: Tensor, params: SamplingTable) -> Tensor:
     """logits [S, V] → which tokens may be drawn, [S, V] bool. Any device, no synchronization."""
     kept = logits >= cutoffs_reference(logits, params)[:, None]
     return typical_mask((logits - logits.amax(1, keepdim=True)) / params.temperature[:, None], kept, params.typical_p)

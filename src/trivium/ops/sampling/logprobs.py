@@ -30,25 +30,23 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> LogprobTen
     vocab_size = logits.shape[1]
     top_k = vocab_size if top_k < 0 else min(top_k, vocab_size)
     chosen = token_ids[:, None]
-    values = logits.gather(1, chosen)
-    ranks = (logits > values).sum(1).add_(1)
-    ids = chosen
+    values, ids = logits.gather(1, chosen), chosen
+    sums, ranks = normalize(logits, token_ids)
     if top_k:
         top, top_ids = top_values(logits, top_k)
         values, ids = torch.cat((values, top), dim=1), torch.cat((chosen, top_ids), dim=1)
-    logprobs = values - log_sum_exp(logits)[:, None]
-    return LogprobTensors(ids, logprobs.nan_to_num_(nan=FLOOR, posinf=FLOOR, neginf=FLOOR).clamp_(min=FLOOR), ranks)
+    logprobs = (values - sums[:, None]).nan_to_num_(nan=FLOOR, posinf=FLOOR, neginf=FLOOR)
+    return LogprobTensors(ids, logprobs.clamp_(min=FLOOR), ranks)
 
 
-def log_sum_exp(logits: Tensor) -> Tensor:
-    """logits [N, V] → [N]; each row's value depends on nothing else, to the bit."""
+def normalize(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [N, V], token_ids [N] → (log-sum-exp [N], rank of the token [N] int64); each row's values depend on nothing else, to the bit."""
     if logits.is_cuda:
-        from trivium.ops.sampling import triton_draw
+        from trivium.ops.sampling import triton_logprobs
 
-        return triton_draw.log_sum_exp(logits)
-    if not len(logits):
-        return logits.new_empty(0)
-    return torch.stack([_row_log_sum_exp(row) for row in logits])
+        return triton_logprobs.normalize(logits, token_ids)
+    sums = torch.stack([_row_log_sum_exp(row) for row in logits]) if len(logits) else logits.new_empty(0)
+    return sums, (logits > logits.gather(1, token_ids[:, None])).sum(1).add_(1)
 
 
 def _row_log_sum_exp(row: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernel for the penalties: logits and counts are read once and the logits written once."""
+"""Triton kernels for the penalties on their own, where they can't be part of the draw (beside typical_p)."""
 
 from __future__ import annotations
 
@@ -6,42 +6,44 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trivium.ops.sampling import penalties
+from trivium.ops.sampling.table import SamplingTable
+from trivium.ops.sampling.triton_common import PIECE, penalized, seen_pointer
 from trivium.ops.triton.launch import cdiv, on_device
-
-PIECE = 4096
-_COUNT_MASK = tl.constexpr(penalties.COUNT_MASK)
 
 
 @triton.jit
-def _penalties_kernel(
-    logits_ptr, stride, lines_ptr, state_ptr, slots_ptr, repetition_ptr, frequency_ptr, presence_ptr, param_stride, vocab_size, PIECE: tl.constexpr
-):  # fmt: skip
-    index, piece = tl.program_id(0), tl.program_id(1)
-    ids = piece * PIECE + tl.arange(0, PIECE)
-    is_in = ids < vocab_size
-    state = tl.load(state_ptr + tl.load(slots_ptr + index) * vocab_size + ids, mask=is_in, other=0)
-    if tl.max((state != 0).to(tl.int32), axis=0) > 0:
-        repetition = tl.load(repetition_ptr + index * param_stride)
-        frequency = tl.load(frequency_ptr + index * param_stride)
-        presence = tl.load(presence_ptr + index * param_stride)
-        where = logits_ptr + tl.load(lines_ptr + index) * stride + ids
-        x = tl.load(where, mask=is_in, other=0.0)
-        counts = state & _COUNT_MASK
-        repeated = tl.where(x > 0, x / repetition, x * repetition)
-        result = tl.where(state != 0, repeated, x) - frequency * counts.to(tl.float32) - tl.where(counts > 0, presence, 0.0)
-        tl.store(where, result, mask=is_in & (state != 0))
+def _apply_kernel(logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, vocab_size, PIECE: tl.constexpr):
+    line, piece = tl.program_id(0), tl.program_id(1)
+    row = tl.load(rows_ptr + line)
+    seen_ptr, has_penalties = seen_pointer(ints_ptr, row)
+    if has_penalties:
+        ids = piece * PIECE + tl.arange(0, PIECE)
+        state = tl.load(seen_ptr + ids, mask=ids < vocab_size, other=0)
+        where = logits_ptr + line.to(tl.int64) * stride + ids
+        x = tl.load(where, mask=state != 0, other=0.0)
+        tl.store(where, penalized(x, state, floats_ptr, row), mask=state != 0)
 
 
-def apply_penalties(logits: Tensor, lines: Tensor, state: Tensor, slots: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor) -> None:
-    """See `penalties.apply_penalties`."""
+@triton.jit
+def _count_kernel(rows_ptr, ints_ptr, outcome_ptr):
+    line = tl.program_id(0)
+    token = tl.load(outcome_ptr + line)
+    seen_ptr, has_penalties = seen_pointer(ints_ptr, tl.load(rows_ptr + line))
+    if has_penalties & (token >= 0):
+        tl.store(seen_ptr + token, tl.load(seen_ptr + token) + 1)
+
+
+def apply_penalties(logits: Tensor, table: SamplingTable, rows: Tensor) -> None:
+    """In place on logits [S, V] float32; line i by the parameters and the state of `table[rows[i]]`."""
+    num_lines, vocab_size = logits.shape
     assert logits.stride(1) == 1
-    assert state.is_contiguous()
-    assert repetition.stride() == frequency.stride() == presence.stride()
-    vocab_size = logits.shape[1]
-    if not len(lines):
-        return
     with on_device(logits):
-        _penalties_kernel[(len(lines), cdiv(vocab_size, PIECE))](
-            logits, logits.stride(0), lines, state, slots, repetition, frequency, presence, repetition.stride(0), vocab_size, PIECE=PIECE, num_warps=8
+        _apply_kernel[(num_lines, cdiv(vocab_size, PIECE))](
+            logits, logits.stride(0), rows, table.floats, table.ints, vocab_size, PIECE=PIECE, num_warps=8
         )
+
+
+def count_sampled(table: SamplingTable, rows: Tensor, outcome: Tensor) -> None:
+    """One more of each token that is not negative, in the states that lines have."""
+    with on_device(outcome):
+        _count_kernel[(len(rows),)](rows, table.ints, outcome, num_warps=1)

@@ -34,6 +34,9 @@ def fast_paths() -> Mapping[str, Callable[..., Any]]:
         "act_and_mul": activation.act_and_mul,
         "prepare_qkv": qkv.prepare_qkv,
         "linear": linear.linear,
+        "gated_linear": linear.gated_linear,
+        "linear_add": linear.linear_add,
+        "norm_linear": linear.norm_linear,
         "fused_moe": moe.fused_moe,
         "attention": create_backend,
     }

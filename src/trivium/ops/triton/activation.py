@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trivium.ops.triton.launch import cdiv, next_pow2, on_device, pdl, tanh, wait_and_trigger
+from trivium.ops.triton.launch import cdiv, next_pow2, on_device, pdl, run, tanh, wait_and_trigger
 
 KINDS = ("silu", "gelu_tanh", "gelu")
 
@@ -46,7 +46,7 @@ def act_and_mul(gate_up: Tensor, kind: str) -> Tensor:
         return out
     block = min(next_pow2(width), 2048 if num_rows >= 64 else 1024)
     with on_device(gate_up):
-        _act_and_mul_kernel[(num_rows, cdiv(width, block))](
+        run(_act_and_mul_kernel, (num_rows, cdiv(width, block)))(
             gate_up, out, gate_up.stride(0), N=width, BLOCK=block, KIND=kind, num_warps=max(1, min(8, block // 256)), **pdl(gate_up)
         )
     return out

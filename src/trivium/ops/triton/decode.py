@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trivium.ops.attention.base import AttentionArgs, KVCache
-from trivium.ops.triton.launch import LOG2E, block_ids, cdiv, next_pow2, num_sms, on_device, pdl, tanh, wait_and_trigger
+from trivium.ops.triton.launch import LOG2E, block_ids, cdiv, next_pow2, num_sms, on_device, pdl, run, tanh, wait_and_trigger
 
 ITEM_FIELDS = 4
 """(row, first tile | tiles << 16, slot of the row's first partial result or -1, splits of the row | this split << 16)."""
@@ -203,7 +203,13 @@ def config_for(args: AttentionArgs, itemsize: int) -> DecodeConfig:
 
 
 def schedule(
-    seq_lens: Tensor, args: AttentionArgs, config: DecodeConfig, *, lanes: int | None = None, fixed_split_tokens: int | None = None, max_seq_len: int = 0
+    seq_lens: Tensor,
+    args: AttentionArgs,
+    config: DecodeConfig,
+    *,
+    lanes: int | None = None,
+    fixed_split_tokens: int | None = None,
+    max_seq_len: int = 0,
 ) -> DecodeSchedule:
     """Cut the rows of seq_lens [B] int32 into items, on the device. `lanes` programs, by default the key heads, work on each item.
 
@@ -223,7 +229,7 @@ def schedule(
     num_items = torch.empty(1, dtype=torch.int32, device=seq_lens.device)
     block = max(next_pow2(num_rows), 256)
     with on_device(seq_lens):
-        _schedule_kernel[(1,)](
+        run(_schedule_kernel, (1,))(
             seq_lens, items, num_items, num_rows, target, max_splits, fixed,
             TILE=config.tile, WINDOW=args.window or 0, BLOCK=block, MIN_TILES=config.min_tiles,
             num_warps=max(1, min(16, block // 32)), **pdl(seq_lens),
@@ -252,7 +258,7 @@ def paged_decode(
     partial = torch.empty(plan.max_partials * num_heads, dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(plan.max_partials * num_heads, dtype=torch.float32, device=query.device)
     with on_device(query):
-        _decode_kernel[(kv_heads, plan.max_items)](
+        run(_decode_kernel, (kv_heads, plan.max_items))(
             query, cache.key, cache.value, out, partial, lse, arrivals, plan.items, plan.num_items, block_tables, seq_lens,
             args.scale, args.softcap or 0.0, query.stride(0), query.stride(1), *cache.key.stride()[:3], *cache.value.stride()[:3],
             block_tables.stride(0), HKV=kv_heads, G=group, D=dim, BLOCK_H=max(16, next_pow2(group)), BLOCK_D=next_pow2(dim),

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trivium.ops.triton.launch import cdiv, next_pow2, on_device, pdl, wait_and_trigger
+from trivium.ops.triton.launch import cdiv, next_pow2, on_device, pdl, run, wait_and_trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def prepare_decode_inputs(rows: Tensor, positions: Tensor, last_tokens: Tensor, 
         return out
     block = min(next_pow2(width), 1024)
     with on_device(rows):
-        _decode_inputs_kernel[(batch, cdiv(width, block))](
+        run(_decode_inputs_kernel, (batch, cdiv(width, block)))(
             rows, positions, last_tokens, block_tables, out.input_ids, out.positions, out.slots, out.seq_lens, out.block_tables,
             block_tables.stride(0), width, PAGE=block_size, BLOCK=block, num_warps=max(1, min(4, block // 128)), **pdl(rows),
         )  # fmt: skip

@@ -7,8 +7,12 @@ weights, and `trigger` only after `wait`. Then at most two kernels overlap, and 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from functools import cache
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,6 +22,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+_is_compiling: ContextVar[bool] = ContextVar("trivium_triton_compiles_only", default=False)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -37,6 +42,23 @@ def pdl(tensor: Tensor) -> dict[str, Any]:
     if _has_pdl(tensor.device.index):
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}
+
+
+def run(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
+    """`kernel[grid]`: the one place where kernels of this package start, or only compile (see `compile_ahead`)."""
+    return partial(kernel.warmup, grid=grid) if _is_compiling.get() else kernel[grid]
+
+
+@contextmanager
+def compile_ahead() -> Iterator[None]:
+    """Inside, launches only compile, all of them side by side on the machine's cores, so that a start-up waits for the slowest kernel and
+    not for their sum. Outputs hold whatever memory held: nothing that indexes by them may run inside."""
+    token = _is_compiling.set(True)
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
+            yield
+    finally:
+        _is_compiling.reset(token)
 
 
 def on_device(tensor: Tensor) -> Any:

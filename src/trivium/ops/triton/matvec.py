@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trivium.ops.triton.activation import KINDS, gated
-from trivium.ops.triton.launch import cdiv, next_pow2, on_device, pdl, wait_and_trigger
+from trivium.ops.triton.launch import cdiv, next_pow2, on_device, pdl, run, wait_and_trigger
 
 MAX_ROWS = 8
 
@@ -101,7 +101,7 @@ def matvec(
         out = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
     config = config or config_for(num_rows, k, is_gated=bool(kind))
     with on_device(x):
-        _matvec_kernel[(cdiv(num_out, config.rows),)](
+        run(_matvec_kernel, (cdiv(num_out, config.rows),))(
             x, weight, bias if bias is not None else x, norm if norm is not None else x, residual if residual is not None else x, out,
             x.stride(0), weight.stride(0), residual.stride(0) if residual is not None else 0, out.stride(0), num_out, norm_eps,
             M=num_rows, K=k, ROWS=config.rows, BLOCK_K=next_pow2(k), BLOCK_M=next_pow2(num_rows), KIND=kind, BIAS=bias is not None,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trivium.ops.attention.base import AttentionArgs
 from trivium.ops.triton.decode import DecodeConfig, DecodeSchedule, finish_item
-from trivium.ops.triton.launch import LOG2E, block_ids, cdiv, next_pow2, on_device, pdl, tanh, wait_and_trigger
+from trivium.ops.triton.launch import LOG2E, block_ids, cdiv, next_pow2, on_device, pdl, run, tanh, wait_and_trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +128,15 @@ def paged_mla(
     if num_tokens == 0:
         return out
     head_blocks = cdiv(num_heads, config.block_h)
+    rest = width - value_dim
     assert arrivals.numel() >= plan.max_partials * head_blocks, "too few arrival counters"
     partial = torch.empty(plan.max_partials * num_heads, value_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(plan.max_partials * num_heads, dtype=torch.float32, device=query.device)
     with on_device(query):
-        _mla_kernel[(head_blocks, plan.max_items)](
+        run(_mla_kernel, (head_blocks, plan.max_items))(
             query, cache, out, partial, lse, arrivals, plan.items, plan.num_items, block_tables, rows, lens,
             args.scale, args.softcap or 0.0, query.stride(0), query.stride(1), cache.stride(0), cache.stride(1), block_tables.stride(0),
-            H=num_heads, L=value_dim, R=width - value_dim, BLOCK_H=config.block_h, BLOCK_L=next_pow2(value_dim), BLOCK_R=max(16, next_pow2(width - value_dim)),
+            H=num_heads, L=value_dim, R=rest, BLOCK_H=config.block_h, BLOCK_L=next_pow2(value_dim), BLOCK_R=max(16, next_pow2(rest)),
             TILE=config.tile, PAGE=cache.shape[1], WINDOW=args.window or 0, SOFTCAP=args.softcap is not None,
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32", STAGES=config.num_stages, num_warps=config.num_warps, **pdl(query),
         )  # fmt: skip

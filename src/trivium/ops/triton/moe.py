@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trivium.ops.triton.activation import KINDS, gated
-from trivium.ops.triton.launch import cdiv, next_pow2, on_device, pdl, wait_and_trigger
+from trivium.ops.triton.launch import cdiv, next_pow2, on_device, pdl, run, wait_and_trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,18 @@ class MoeConfig:
 
 
 @triton.jit(do_not_specialize=["num_slots"])
-def _count_kernel(ids_ptr, counts_ptr, ends_ptr, filled_ptr, num_slots, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _count_kernel(
+    ids_ptr,
+    counts_ptr,
+    ends_ptr,
+    filled_ptr,
+    num_slots,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """One program: slots per expert, and where each expert's blocks end."""
     experts = tl.arange(0, BLOCK_E)
     counts = tl.zeros([BLOCK_E], tl.int32)
@@ -170,16 +181,16 @@ def fused_moe(
     block_e = max(16, next_pow2(num_experts))
     chunk = 1024
     with on_device(x):
-        _count_kernel[(1,)](
+        run(_count_kernel, (1,))(
             topk_ids, counts, ends, filled, num_slots, E=num_experts, BLOCK_E=block_e, BLOCK_M=config.block_m, BLOCK=chunk, num_warps=8, **pdl(x)
         )
-        _sort_kernel[(cdiv(num_slots, chunk),)](
+        run(_sort_kernel, (cdiv(num_slots, chunk),))(
             topk_ids, counts, ends, filled, order, num_slots, BLOCK_M=config.block_m, BLOCK=chunk, num_warps=8, **pdl(x)
         )
         _grouped(x, gate_up, hidden_parts, order, counts, ends, config, max_blocks, slots_per_row=top_k, kind=kind)
         _grouped(hidden_parts, down, parts, order, counts, ends, config, max_blocks, slots_per_row=1, kind="")
         block = min(next_pow2(hidden), 1024)
-        _combine_kernel[(num_tokens, cdiv(hidden, block))](parts, topk_weights, out, hidden, TOP_K=top_k, BLOCK=block, num_warps=4, **pdl(x))
+        run(_combine_kernel, (num_tokens, cdiv(hidden, block)))(parts, topk_weights, out, hidden, TOP_K=top_k, BLOCK=block, num_warps=4, **pdl(x))
     return out
 
 
@@ -188,10 +199,11 @@ def _grouped(
     *, slots_per_row: int, kind: str,
 ) -> None:  # fmt: skip
     num_out, k = out.shape[1], x.shape[1]
-    _grouped_kernel[(max_blocks, cdiv(num_out, config.block_n))](
+    block_n = config.block_n // 2 if kind and config.block_m * config.block_n >= 128 * 128 else config.block_n  # two accumulators
+    run(_grouped_kernel, (max_blocks, cdiv(num_out, block_n)))(
         x, weight, out, order, counts, ends, num_out, k, x.stride(0), weight.stride(0), weight.stride(1),
         E=weight.shape[0], BLOCK_E=max(16, next_pow2(weight.shape[0])), SLOTS_PER_ROW=slots_per_row,
-        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, KIND=kind, WEIGHT_FIRST=config.block_m < 64,
+        BLOCK_M=config.block_m, BLOCK_N=block_n, BLOCK_K=config.block_k, KIND=kind, WEIGHT_FIRST=config.block_m < 64,
         EVEN_K=k % config.block_k == 0, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", STAGES=config.num_stages,
         num_warps=config.num_warps, **pdl(x),
     )  # fmt: skip

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trivium.ops.triton.launch import next_pow2, on_device, pdl, wait_and_trigger
+from trivium.ops.triton.launch import next_pow2, on_device, pdl, run, wait_and_trigger
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float
         return
     block = next_pow2(width)
     with on_device(x):
-        _rms_norm_kernel[(num_rows,)](
+        run(_rms_norm_kernel, (num_rows,))(
             x, residual, weight, out, x.stride(0), residual.stride(0), out.stride(0), eps,
             N=width, BLOCK=block, OFFSET=offset, ADD=add, num_warps=_num_warps(block), **pdl(x),
         )  # fmt: skip

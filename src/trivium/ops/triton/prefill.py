@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trivium.ops.attention.base import AttentionArgs, KVCache
-from trivium.ops.triton.launch import LOG2E, block_ids, next_pow2, num_sms, on_device, pdl, tanh, wait_and_trigger
+from trivium.ops.triton.launch import LOG2E, block_ids, next_pow2, num_sms, on_device, pdl, run, tanh, wait_and_trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def paged_prefill(
     block_q = config.block_m // group
     assert block_q >= 1, "block_m must hold a group of query heads"
     with on_device(query):
-        _prefill_kernel[(num_tokens // block_q + num_rows + 1, args.num_kv_heads)](
+        run(_prefill_kernel, (num_tokens // block_q + num_rows + 1, args.num_kv_heads))(
             query, cache.key, cache.value, out, block_tables, query_starts, seq_lens, num_rows, args.scale, args.softcap or 0.0,
             query.stride(0), query.stride(1), *cache.key.stride()[:3], *cache.value.stride()[:3], block_tables.stride(0),
             HKV=args.num_kv_heads, G=group, D=dim, BLOCK_D=next_pow2(dim), BLOCK_M=config.block_m, BLOCK_Q=block_q, TILE=config.tile,

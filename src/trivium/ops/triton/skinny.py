@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trivium.ops.triton.activation import KINDS, gated
-from trivium.ops.triton.launch import cdiv, next_pow2, num_sms, on_device, pdl, trigger, wait
+from trivium.ops.triton.launch import cdiv, next_pow2, num_sms, on_device, pdl, run, trigger, wait
 
 MAX_ROWS = 128
 
@@ -173,7 +173,7 @@ def skinny(
     halves = 2 if kind else 1
     partial = torch.empty(2 * programs * halves * config.block_n * block_m, dtype=torch.float32, device=x.device)
     with on_device(x):
-        _skinny_kernel[(programs,)](
+        run(_skinny_kernel, (programs,))(
             x, weight, bias if bias is not None else x, residual if residual is not None else x, out, partial, arrivals,
             num_rows, num_out, k, per_program, x.stride(0), weight.stride(0), residual.stride(0) if residual is not None else 0, out.stride(0),
             EVEN_K=k % config.block_k == 0, BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, KIND=kind, BIAS=bias is not None,

@@ -37,6 +37,7 @@ struct AttentionWork {
     std::vector<int> merges;  // first pieces of runs that are to be merged, in order
     int num_partials = 0;
     bool singles = true;  // one query a row, and each piece is a whole
+    const Piece* after(int piece, int threads) const { return piece + threads < (int)pieces.size() ? &pieces[piece + threads] : nullptr; }
 };
 
 // Rows of a piece: queries times heads that share a KV head, at least one query.
@@ -164,19 +165,19 @@ static INLINE void interleave_values(const float* a, const float*, int dim, floa
 }
 static INLINE void interleave_values(const bf16* a, const bf16* b, int dim, bf16* out) {
     int d = 0;
-    for (; d + W <= dim; d += W) {
-        u16x16 x, y;
-        memcpy(&x, a + d, 32);
-        memcpy(&y, b + d, 32);
-        u32x16 pairs = __builtin_convertvector(x, u32x16) | __builtin_convertvector(y, u32x16) << 16;
-        memcpy(out + 2 * d, &pairs, 64);
+#ifdef __AVX512BW__
+    alignas(64) static constexpr uint16_t LOW[32] = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+                                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i low = _mm512_load_si512(LOW), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (; d + 2 * W <= dim; d += 2 * W) {
+        __m512i x = _mm512_loadu_si512(a + d), y = _mm512_loadu_si512(b + d);
+        _mm512_storeu_si512(out + 2 * d, _mm512_permutex2var_epi16(x, low, y));
+        _mm512_storeu_si512(out + 2 * d + 2 * W, _mm512_permutex2var_epi16(x, high, y));
     }
-    if (d < dim) {
-        memset(out + 2 * d, 0, 64);
-        for (int i = d; i < dim; i++) {
-            out[2 * i] = a[i];
-            out[2 * i + 1] = b[i];
-        }
+#endif
+    for (; d < round_up(dim, W); d++) {
+        out[2 * d] = d < dim ? a[d] : 0;
+        out[2 * d + 1] = d < dim ? b[d] : 0;
     }
 }
 
@@ -209,11 +210,13 @@ template <class T> struct Attend {
     using E = typename T::E;
     const AttentionArgs& g;
     const Piece& piece;
+    const Piece* next;  // what this thread may do next, or null
     Scratch<T>& scratch;
     Shape<T> shape;
     int group, num_rows, first_position;
 
-    Attend(const AttentionArgs& g, const Piece& piece, Scratch<T>& scratch) : g(g), piece(piece), scratch(scratch), shape(g) {
+    Attend(const AttentionArgs& g, const Piece& piece, Scratch<T>& scratch, const Piece* next = nullptr)
+        : g(g), piece(piece), next(next), scratch(scratch), shape(g) {
         group = g.heads / g.kv_heads;
         num_rows = piece.count * group;
         first_position = g.seq_lens[piece.row] - (g.query_starts[piece.row + 1] - g.query_starts[piece.row]) + piece.first;
@@ -229,17 +232,34 @@ template <class T> struct Attend {
             memcpy(to, (const E*)g.query + row_at(i), g.dim * sizeof(E));
         }
     }
-    void load_tile(int from, int keys) {
-        const E *k[TILE], *v[TILE];
-        const int32_t* table = g.block_tables + piece.row * g.table_stride;
+    // span(entry where a run of keys starts, first key, keys) for the runs of a tile that lie in one block.
+    template <class Span> void for_spans(const Piece& p, int from, int keys, Span&& span) const {
+        const int32_t* table = g.block_tables + p.row * g.table_stride;
         for (int i = 0; i < keys;) {
             int block = (from + i) / g.block_size, offset = (from + i) % g.block_size;
-            ptrdiff_t at = (((ptrdiff_t)table[block] * g.kv_heads + piece.kv_head) * g.block_size + offset) * g.dim;
-            for (; offset < g.block_size && i < keys; offset++, i++, at += g.dim) {
+            int run = g.block_size - offset < keys - i ? g.block_size - offset : keys - i;
+            span((((ptrdiff_t)table[block] * g.kv_heads + p.kv_head) * g.block_size + offset) * g.dim, i, run);
+            i += run;
+        }
+    }
+    // Asks for a tile's keys and values ahead of time: blocks are short and scattered, so that the hardware doesn't foresee them.
+    void fetch_tile(const Piece& p, int from, int to) const {
+        int keys = to - from < TILE ? to - from : TILE;
+        for_spans(p, from, keys, [&](ptrdiff_t at, int, int run) {
+            for (ptrdiff_t byte = 0; byte < (ptrdiff_t)(run * g.dim * sizeof(E)); byte += 64) {
+                __builtin_prefetch((const char*)((const E*)g.key + at) + byte);
+                __builtin_prefetch((const char*)((const E*)g.value + at) + byte);
+            }
+        });
+    }
+    void load_tile(int from, int keys) {
+        const E *k[TILE], *v[TILE];
+        for_spans(piece, from, keys, [&](ptrdiff_t at, int first, int run) {
+            for (int i = first; i < first + run; i++, at += g.dim) {
                 k[i] = (const E*)g.key + at;
                 v[i] = (const E*)g.value + at;
             }
-        }
+        });
         int padded = keys > 2 * W ? TILE : round_up(keys, W);
         for (int i = keys; i < padded; i++) k[i] = k[keys - 1];  // masked later
         for (int i = 0; i < padded; i += W) transpose_keys(k + i, g.dim, scratch.keys + i * T::STEP, TILE * T::STEP);
@@ -304,7 +324,11 @@ template <class T> struct Attend {
     // Keys of one chunk.
     void run_chunk(float* partial, int from, int to) {
         clear(shape, partial, num_rows);
-        for (int tile = from / TILE * TILE; tile < to; tile += TILE) run_tile(partial, tile, to - tile < TILE ? to - tile : TILE);
+        for (int tile = from / TILE * TILE; tile < to; tile += TILE) {
+            if (tile + TILE < piece.key_to) fetch_tile(piece, tile + TILE, piece.key_to);
+            else if (next) fetch_tile(*next, next->key_from / TILE * TILE, next->key_to);
+            run_tile(partial, tile, to - tile < TILE ? to - tile : TILE);
+        }
     }
     void write(float* partial) {
         for (int i = 0; i < num_rows; i++) {
@@ -320,6 +344,11 @@ template <class T> struct Attend {
             return;
         }
         float* total = scratch.total;
+        if (piece.key_from / CHUNK == (piece.key_to - 1) / CHUNK) {
+            run_chunk(total, piece.key_from, piece.key_to);
+            write(total);
+            return;
+        }
         clear(shape, total, num_rows);
         for (int from = piece.key_from; from < piece.key_to;) {
             int to = (from / CHUNK + 1) * CHUNK;

@@ -170,7 +170,7 @@ template <class T> struct Decode {
         share(*phase++, (int)pieces.pieces.size(), [&](int i) {
             const Piece& piece = pieces.pieces[i];
             if (pieces.singles && !prepare_qkv<E>(qkv, g.query_starts[piece.row], piece.kv_head)) bad = true;
-            Attend<T>(args, piece, scratch).run(partials.data());
+            Attend<T>(args, piece, scratch, pieces.after(i, threads)).run(partials.data());
         });
         if (!pieces.merges.empty())
             share(*phase, (int)pieces.merges.size(), [&](int i) { Attend<T>(args, pieces.pieces[pieces.merges[i]], scratch).finish(partials.data()); });

@@ -76,7 +76,7 @@ template <class T> static void attend(const AttentionArgs& g, const AttentionWor
             body(i, scratch);
         });
     };
-    run((int)work.pieces.size(), [&](int i, Scratch<T>& scratch) { Attend<T>(g, work.pieces[i], scratch).run(partials.data()); });
+    run((int)work.pieces.size(), [&](int i, Scratch<T>& scratch) { Attend<T>(g, work.pieces[i], scratch, work.after(i, threads)).run(partials.data()); });
     run((int)work.merges.size(),
         [&](int i, Scratch<T>& scratch) { Attend<T>(g, work.pieces[work.merges[i]], scratch).finish(partials.data()); });
 }

@@ -10,6 +10,7 @@
 #endif
 
 #define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 
 using f32x16 = float __attribute__((vector_size(64)));
 using i32x16 = int32_t __attribute__((vector_size(64)));
@@ -49,9 +50,13 @@ static INLINE f32x16 load(const float* p) {
     return v;
 }
 static INLINE f32x16 load(const bf16* p) {
+#ifdef __AVX512F__
+    return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#else
     u16x16 v;
     memcpy(&v, p, 32);
     return as_f32(__builtin_convertvector(v, u32x16) << 16);
+#endif
 }
 static INLINE void store(float* p, f32x16 v) { memcpy(p, &v, 64); }
 static INLINE void store(bf16* p, f32x16 v) {
@@ -85,26 +90,26 @@ template <class E> static INLINE void store_at(E* p, int i, int n, f32x16 v) {
     else store_n(p + i, v, n - i);
 }
 
-// In halves: the same order of additions whatever the compiler does with a loop.
+// In halves, in registers: the same order of additions everywhere.
+template <class F> static INLINE float reduce(f32x16 v, F&& f) {
+    v = f(v, __builtin_shuffle(v, i32x16{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
+    v = f(v, __builtin_shuffle(v, i32x16{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
+    v = f(v, __builtin_shuffle(v, i32x16{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
+    v = f(v, __builtin_shuffle(v, i32x16{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
+    return v[0];
+}
 static INLINE float sum(f32x16 v) {
-    float a[W];
-    store(a, v);
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) a[i] += a[i + half];
-    return a[0];
+    return reduce(v, [](f32x16 a, f32x16 b) INLINE_LAMBDA { return a + b; });
 }
 static INLINE float maximum(f32x16 v) {
-    float a[W];
-    store(a, v);
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
-    return a[0];
+    return reduce(v, [](f32x16 a, f32x16 b) INLINE_LAMBDA { return vmax(a, b); });
 }
 
-// e^x within 2 units in the last place; 0 below -87 (where results are denormal), infinity above 88.7, NaN stays.
+// e^x within 2 units in the last place for -87 < x < 88; 0 below (where results are denormal), at most e^88.3 above, NaN stays.
 // Cody and Waite's reduction to |r| <= ln 2 / 2, then the Taylor polynomial of degree 7.
 static INLINE f32x16 vexp(f32x16 x) {
-    f32x16 clamped = vmin(vmax(x, splat(-87.f)), splat(88.72f));
+    f32x16 clamped = select(x < -87.f, splat(-87.f), x);
+    clamped = select(clamped > 88.3f, splat(88.3f), clamped);
     f32x16 shifted = clamped * 1.44269504f + 12582912.f;  // 1.5 * 2^23: rounds to an integer in the low bits
     f32x16 n = shifted - 12582912.f;
     f32x16 r = clamped - n * 0.693359375f;
@@ -116,13 +121,8 @@ static INLINE f32x16 vexp(f32x16 x) {
     p = p * r + 0.5f;
     p = p * r + 1.f;
     p = p * r + 1.f;
-    // In two factors, because 2^128 is no float.
-    i32x16 e = (i32x16)as_u32(shifted) - 0x4b400000;
-    i32x16 half = e >> 1;
-    f32x16 result = p * (f32x16)((half + 127) << 23) * (f32x16)((e - half + 127) << 23);
-    result = select(x < -87.f, splat(0.f), result);
-    result = select(x > 88.72f, splat(INFINITY), result);
-    return select(x == x, result, x);
+    i32x16 power = ((i32x16)as_u32(shifted) + (127 - 0x4b400000)) << 23;
+    return select(x < -87.f, splat(0.f), p * (f32x16)power);
 }
 static INLINE float exp1(float x) { return vexp(splat(x))[0]; }
 static INLINE f32x16 vtanh(f32x16 x) {
@@ -143,7 +143,7 @@ static INLINE f32x16 verf(f32x16 x) {
 
 enum Activation { SILU = 0, GELU_TANH = 1, GELU = 2 };
 template <int KIND> static INLINE f32x16 activate(f32x16 x) {
-    if constexpr (KIND == SILU) return x / (1.f + vexp(-x));
+    if constexpr (KIND == SILU) return select(x < -88.f, splat(0.f), x / (1.f + vexp(-x)));  // vexp ends at e^88.3
     if constexpr (KIND == GELU_TANH) return 0.5f * x * (1.f + vtanh(0.7978845608f * (x + 0.044715f * x * x * x)));
     return 0.5f * x * (1.f + verf(x * 0.70710678f));
 }

@@ -1,0 +1,156 @@
+"""Where a decode step's time goes: the engine in this process on dummy weights, wall time per step, host time by part, kernels, GPU busy.
+
+    python benchmarks/gpu_profile.py --shape llama-8b --workloads 1x512/128 32x512/256 --profile
+
+For each workload: all requests start at once; prefill steps are timed apart from pure decode steps, of which the middle ones are profiled:
+"busy" is the union of the kernels' times over the wall time they span.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gpu_offline import make_prompts, parse_workload
+from speed_model import SHAPES, make_speed_model
+
+PROFILED_STEPS = 12
+
+
+def build(model: str, args: argparse.Namespace) -> Any:
+    from trivium.config_io import build_engine_config
+    from trivium.engine.build import build_engine
+
+    engine_args: dict[str, Any] = json.loads(args.engine_args)
+    config = build_engine_config(
+        model=model, load_format="dummy", dtype="bfloat16", max_model_len=args.max_model_len, gpu_memory_utilization=0.9,
+        enable_prefix_caching=False, skip_tokenizer_init=True, **engine_args,
+    )  # fmt: skip
+    return build_engine(config, lambda _: None)
+
+
+class Clock:
+    """Sums of host time by part of the loop."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[float]] = collections.defaultdict(list)
+
+    def run(self, part: str, call: Any, *args: Any) -> Any:
+        begin = time.perf_counter()
+        result = call(*args)
+        self.parts[part].append(time.perf_counter() - begin)
+        return result
+
+
+def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, profile: bool, label: str) -> None:
+    """One workload through scheduler and executor, one step in flight, as the engine's loop does it."""
+    import torch
+
+    from trivium.protocol.messages import AddRequest
+
+    scheduler, executor = engine.scheduler, engine.executor
+    for index, prompt in enumerate(make_prompts(requests, length)):
+        ids = [token % engine.ready.vocab_size for token in prompt["prompt_token_ids"]]
+        scheduler.add(AddRequest(request_id=f"{label}-{index}", prompt_token_ids=ids, params=params, max_tokens=out))
+    clock, in_flight, steps = Clock(), collections.deque(), []
+    profiler: Any = None
+    first_token = decode_from = None
+    num_decodes = 0
+    begin = last = time.perf_counter()
+    while scheduler.has_work:
+        plan = clock.run("schedule", scheduler.schedule)
+        if plan is not None:
+            is_decode = not any(plan.num_fed)
+            num_decodes += is_decode and len(plan.rows) == requests
+            if profile and num_decodes == out // 2 and profiler is None:
+                profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+                torch.cuda.synchronize()
+                profiler.__enter__()
+            in_flight.append((clock.run("launch" if is_decode else "launch mixed", executor.submit, plan), is_decode, plan))
+        if in_flight and (plan is None or len(in_flight) > 1):
+            handle, is_decode, done = in_flight.popleft()
+            result = clock.run("wait", handle.result)
+            clock.run("update", scheduler.update, result)
+            now = time.perf_counter()
+            first_token = first_token or now
+            steps.append((now - last, is_decode and len(done.rows) == requests, sum(done.num_tokens)))
+            last = now
+            if profiler is not None and num_decodes >= out // 2 + PROFILED_STEPS:
+                torch.cuda.synchronize()
+                profiler.__exit__(None, None, None)
+                report(profiler, label)
+                profiler, profile = None, False
+    torch.cuda.synchronize()
+    took = time.perf_counter() - begin
+    decode = [s for s, pure, _ in steps if pure]
+    mixed = [(s, tokens) for s, pure, tokens in steps if not pure]
+    print(f"== {label}: {took:.4f} s, {requests * out / took:.0f} tok/s out, first token {(first_token or begin) - begin:.4f} s")
+    if decode:
+        print(f"   {len(decode)} decode steps: median {statistics.median(decode) * 1e3:.3f} ms, p99 {sorted(decode)[int(len(decode) * 0.99)] * 1e3:.3f} ms")
+    print(f"   {len(mixed)} other steps: {sum(s for s, _ in mixed):.4f} s, {sum(t for _, t in mixed) / max(sum(s for s, _ in mixed), 1e-9):.0f} tokens/s")
+    print("   host, median us: " + ", ".join(f"{part} {statistics.median(v) * 1e6:.0f} (sum {sum(v):.3f} s)" for part, v in clock.parts.items()), flush=True)
+
+
+def report(profiler: Any, label: str) -> None:
+    """Kernels by time, and the union of their times over the span of all."""
+    kernels = [e for e in profiler.events() if e.device_type.name == "CUDA" and e.time_range.elapsed_us() > 0]
+    by_name: dict[str, list[float]] = collections.defaultdict(list)
+    spans = sorted((e.time_range.start, e.time_range.end) for e in kernels)
+    for event in kernels:
+        by_name[event.name].append(event.time_range.elapsed_us())
+    busy, gaps, at = 0.0, [], spans[0][0]
+    for start, end in spans:
+        if start > at:
+            gaps.append(start - at)
+        busy += max(0.0, end - max(at, start))
+        at = max(at, end)
+    total = at - spans[0][0]
+    print(f"-- {label}: busy {busy / total:.4f} of {total / PROFILED_STEPS / 1e3:.3f} ms a step; {len(kernels) / PROFILED_STEPS:.0f} kernels a step; "
+          f"gaps over 5 us: {sum(g > 5 for g in gaps) / PROFILED_STEPS:.1f} a step, {sum(g for g in gaps if g > 5) / PROFILED_STEPS:.0f} us")  # fmt: skip
+    for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:16]:
+        print(f"   {sum(times) / PROFILED_STEPS:9.1f} us a step {len(times) / PROFILED_STEPS:6.1f} x {statistics.median(times):8.2f} us  {name[:100]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-8b")
+    parser.add_argument("--workloads", nargs="+", default=["1x512/128", "32x512/256", "256x512/256"])
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--sampled", action="store_true", help="temperature 0.7, top-p 0.95")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--engine-args", default="{}", help="JSON")
+    parser.add_argument("--set", nargs="*", default=[], metavar="MODULE.NAME=JSON", help="change module constants first")
+    args = parser.parse_args()
+    begin = time.perf_counter()
+    for change in args.set:
+        path, value = change.split("=", 1)
+        module, name = path.rsplit(".", 1)
+        target = importlib.import_module(module)
+        assert hasattr(target, name), path
+        setattr(target, name, json.loads(value))
+    from trivium.types import SamplingParams
+
+    params = SamplingParams(temperature=0.7 if args.sampled else 0.0, top_p=0.95 if args.sampled else 1.0, ignore_eos=True)
+    with tempfile.TemporaryDirectory() as folder:
+        engine = build(str(make_speed_model(Path(folder), args.shape)), args)
+        print(f"built in {time.perf_counter() - begin:.1f} s; MiB: { {k: v >> 20 for k, v in engine.ready.memory.items()} }, {engine.ready.num_blocks} blocks")
+        drive(engine, 4, 64, 8, params, profile=False, label="warm-up")
+        for workload in args.workloads:
+            requests, length, out = parse_workload(workload)
+            for turn in range(args.repeat):
+                drive(engine, requests, length, out, params, profile=args.profile and turn == args.repeat - 1, label=f"{workload}#{turn}")
+    engine.executor.close()
+
+
+if __name__ == "__main__":
+    main()
