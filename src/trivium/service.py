@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trivium.backends.base import ChatPrompt, GenerateEvent, Generation, ModelBackend, ModelInfo, Vocabulary
 from trivium.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloaded, TriviumError
@@ -53,6 +54,7 @@ class InferenceService:
         self._refuses_work = False
         self._probe: asyncio.Task[TriviumError | None] | None = None
         self._probed_at = -math.inf
+        self._page: asyncio.Task[bytes] | None = None
 
     # -- requests -----------------------------------------------------------------------------------------------------------------
 
@@ -164,7 +166,12 @@ class InferenceService:
     # -- metrics ------------------------------------------------------------------------------------------------------------------
 
     async def render_metrics(self) -> bytes:
-        """The Prometheus page, with figures the engines report now if they can; rendered in a thread."""
+        """The Prometheus page, with figures the engines report now if they can; rendered in a thread, once for calls at the same time."""
+        if self._page is None or self._page.done():
+            self._page = asyncio.create_task(self._render_page(), name="metrics-page")
+        return await asyncio.shield(self._page)
+
+    async def _render_page(self) -> bytes:
         probes = (backend.probe(REFRESH_TIMEOUT_S) for backend in self._distinct_backends())
         await asyncio.gather(*probes, return_exceptions=True)
         self.registry.refresh()
@@ -189,9 +196,10 @@ class InferenceService:
         return True
 
     async def close(self) -> None:
-        if self._probe is not None:
-            self._probe.cancel()
-            await asyncio.gather(self._probe, return_exceptions=True)
+        tasks: list[asyncio.Task[Any]] = [task for task in (self._probe, self._page) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.manager.close()
 
     # -- inside -------------------------------------------------------------------------------------------------------------------

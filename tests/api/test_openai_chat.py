@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from helpers_server import events
+from helpers_server import ServerProcess, events
 
 OPTIONS = {"http": {"trust_request_chat_template": True}}
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -46,6 +46,22 @@ def test_a_stream_is_a_role_chunk_contents_a_finish_chunk_and_usage(client: open
     assert (finish.choices[0].delta.content, finish.choices[0].finish_reason) == (None, "length")
     assert (usage.choices, usage.usage.completion_tokens) == ([], 4)
     assert len({chunk.id for chunk in (role, *contents, finish, usage)}) == 1
+
+
+def test_the_clients_own_stream_helper(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "!end"}]
+    with client.chat.completions.stream(model="fake", messages=messages, max_tokens=60, temperature=0) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert kinds.count("content.delta") >= 5
+    assert final.choices[0].message.content == "user\n"
+    assert final.choices[0].finish_reason == "stop"
+
+
+async def test_the_asynchronous_client(server: ServerProcess) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+        stream = await client.chat.completions.create(model="fake", messages=MESSAGES, max_tokens=6, temperature=0, stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == ANSWER[:6]
 
 
 def test_the_stream_ends_with_done(http: httpx.Client) -> None:

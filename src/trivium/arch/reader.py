@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from trivium.errors import ModelLoadError
+
+MAX_INTEGER: Final = 2**31 - 1
+"""No size in a config is larger; what a loop or a tuple will have as many of has a lower bound of its own."""
 
 
 class ConfigReader:
@@ -25,8 +28,8 @@ class ConfigReader:
     def values(self) -> Mapping[str, Any]:
         return self._config
 
-    def integer(self, *keys: str, default: int | None = None, minimum: int = 1) -> int:
-        """The first of `keys` that is present, else `default`; at least `minimum`."""
+    def integer(self, *keys: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
+        """The first of `keys` that is present, else `default`; from `minimum` to `maximum`."""
         key, value = self._first(keys, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -34,6 +37,8 @@ class ConfigReader:
             raise self._error(key, value, "a whole number")
         if value < minimum:
             raise self._error(key, value, f"at least {minimum}")
+        if value > maximum:
+            raise self._error(key, value, f"at most {maximum}")
         return value
 
     def integer_or_none(self, key: str, *, minimum: int = 1) -> int | None:

@@ -12,6 +12,9 @@ from trivium.errors import ConfigError, ModelLoadError
 
 ACTIVATIONS: dict[str, ActivationName] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu"}
 
+MAX_LAYERS = 10_000
+"""A config that claims more is broken, and would be turned into a tuple of as many specs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -24,7 +27,7 @@ class Reading:
 
     @property
     def num_layers(self) -> int:
-        return self.config.integer("num_hidden_layers")
+        return self.config.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
     @property
     def hidden_size(self) -> int:

@@ -65,5 +65,5 @@ def _ready(rank: RankRunner) -> EngineReady:
         device=rank.device_name,
         dtype=resolved.dtype,
         memory=rank.memory,
-        notes=list(resolved.notes),
+        notes=rank.notes,
     )

@@ -12,6 +12,7 @@ from trivium.arch import ModelSpec
 from trivium.config import EngineConfig
 from trivium.engine.device import available_host_memory, detect_device
 from trivium.engine.graphs import DecodeGraphs, graph_buckets
+from trivium.engine.invariance import batch_invariance_note, check_batch_invariance
 from trivium.engine.memory import allocate_caches, block_bytes, choose_num_blocks, measure_workspace
 from trivium.engine.resolve import ResolvedConfig, resolve
 from trivium.engine.rows import RowTable
@@ -41,6 +42,7 @@ class RankRunner:
     device_name: str
     num_blocks: int
     memory: dict[str, int]
+    notes: list[str]
 
 
 def build_rank(config: EngineConfig, parallel: ParallelContext, report: Report) -> RankRunner:
@@ -53,6 +55,7 @@ def build_rank(config: EngineConfig, parallel: ParallelContext, report: Report) 
         torch.set_num_threads(max(1, resolved.num_threads // parallel.size))
     dtype: torch.dtype = getattr(torch, resolved.dtype)
     attention = create_attention_backend(config.attention_backend, device)
+    check_batch_invariance(wanted=config.batch_invariant, device_type=device.type, attention=attention, parallel=parallel)
     model = build_model(
         spec,
         dtype=dtype,
@@ -62,6 +65,7 @@ def build_rank(config: EngineConfig, parallel: ParallelContext, report: Report) 
         source=None if config.model.load_format == "dummy" else open_source(files),
         progress=_throttled(report),
     )
+    invariance = batch_invariance_note(wanted=config.batch_invariant, device_type=device.type, attention=attention, parallel=parallel, model=model)
     memory = {"weights": model.memory_bytes()}
     sampler = Sampler(spec.vocab_size, resolved.max_num_seqs, device, config.model.seed)
     rows = RowTable(resolved.max_num_seqs, resolved.max_blocks_per_seq, resolved.block_size, device)
@@ -80,7 +84,7 @@ def build_rank(config: EngineConfig, parallel: ParallelContext, report: Report) 
     memory["kv_cache"] = num_blocks * block_bytes(layers, resolved.block_size, dtype)
     if device.type == "cuda" and not config.enforce_eager:
         runner.graphs = _capture_graphs(runner, resolved, memory, report)
-    return RankRunner(runner, spec, resolved, device, info.name, num_blocks, memory)
+    return RankRunner(runner, spec, resolved, device, info.name, num_blocks, memory, [*resolved.notes, invariance])
 
 
 def _throttled(report: Report) -> Callable[[str, int, int], None]:
@@ -119,5 +123,3 @@ def _graph_reserve(config: EngineConfig, resolved: ResolvedConfig, runner: Runne
     if config.enforce_eager:
         return 0
     return len(graph_buckets(resolved.max_num_seqs)) * (12 << 20) + resolved.max_num_seqs * runner.sampler.vocab_size * 8
-
-

@@ -6,7 +6,6 @@ tells nothing about the inside.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import msgspec
@@ -77,7 +76,3 @@ async def send_error(send: Send, error: TriviumError, *, close: bool = False) ->
     if close:
         headers = [*headers, (b"connection", b"close")]
     await send_bytes(send, error_body(error), status=status_of(error), headers=headers)
-
-
-def is_cancellation(error: BaseException) -> bool:
-    return isinstance(error, asyncio.CancelledError)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -28,46 +28,31 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s
     length = header(scope, b"content-length")
     if length is not None and length.isdigit() and int(length) > max_bytes:
         raise _too_large(max_bytes)
-    message = await _receive(receive, timeout_s)
-    body = message.get("body", b"")
-    if message.get("more_body", False):
-        body = await _read_rest(receive, body, max_bytes=max_bytes, timeout_s=timeout_s)
-    if len(body) > max_bytes:
-        raise _too_large(max_bytes)
-    return body
-
-
-async def _read_rest(receive: Receive, first: bytes, *, max_bytes: int, timeout_s: float) -> bytes:
-    body = bytearray(first)
     try:
         async with asyncio.timeout(timeout_s):
-            while len(body) <= max_bytes:
-                message = await _receive(receive, timeout_s)
-                body += message.get("body", b"")
-                if not message.get("more_body", False):
-                    return bytes(body)
+            return await _read(receive, max_bytes)
     except TimeoutError:
-        raise _too_slow(timeout_s) from None
-    raise _too_large(max_bytes)
+        raise HttpError(408, "request_timeout", f"The request body did not arrive within {timeout_s:g} s.") from None
 
 
-async def _receive(receive: Receive, timeout_s: float) -> Any:
-    try:
-        async with asyncio.timeout(timeout_s):
-            message = await receive()
-    except TimeoutError:
-        raise _too_slow(timeout_s) from None
-    if message["type"] == "http.disconnect":
-        raise RequestCancelled("The client went away.")
-    return message
+async def _read(receive: Receive, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestCancelled("The client went away.")
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"The request body is larger than {max_bytes} bytes.")
-
-
-def _too_slow(timeout_s: float) -> HttpError:
-    return HttpError(408, "request_timeout", f"The request body did not arrive within {timeout_s:g} s.")
 
 
 def parse_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

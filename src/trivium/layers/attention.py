@@ -9,8 +9,7 @@ from torch import Tensor
 
 from trivium.arch.spec import AttentionSpec
 from trivium.errors import ConfigError
-from trivium.layers.base import BuildContext
-from trivium.layers.block import Block
+from trivium.layers.base import BuildContext, Layer
 from trivium.layers.linear import Linear, row_parallel, split_evenly, stacked
 from trivium.layers.norm import RMSNorm
 from trivium.ops.attention.base import AttentionArgs, KVCache
@@ -29,7 +28,7 @@ class AttentionNames:
     k_norm: str = ""
 
 
-class Attention(Block):
+class Attention(Layer):
     """Heads are split over ranks; with fewer key-value heads than ranks, several ranks keep a copy of the same one."""
 
     def __init__(
@@ -61,27 +60,15 @@ class Attention(Block):
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """x [T, hidden] → [T, hidden]."""
-        return self.parallel.all_reduce(self.output(self._attend(self.qkv(x), batch, cache)))
-
-    def on_stream(
-        self, norm: RMSNorm, pending: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: KVCache, *, may_add: bool
-    ) -> tuple[Tensor | None, Tensor]:
-        qkv, residual = self.qkv.of_normed(norm, pending, residual)
-        out = self._attend(qkv, batch, cache)
-        if may_add and self.parallel.size == 1 and self.output.add_to(residual, out) is not None:
-            return None, residual
-        return self.parallel.all_reduce(self.output(out)), residual
-
-    def _attend(self, qkv: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
-        """qkv [T, (heads + 2 * key-value heads) * head_dim] → [T, heads * head_dim]."""
-        is_fresh = self.backend.wants_fresh(batch, self.args, qkv.dtype)
+        qkv, args = self.qkv(x), self.args
+        is_fresh = self.backend.wants_fresh(batch, args, qkv.dtype)
         query = prepare_qkv(
             qkv,
             self.rope.cos_sin,
             batch.positions,
             batch.slots,
             cache,
-            self.args,
+            args,
             rotary_dim=self.rope.rotary_dim,
             interleaved=self.rope.interleaved,
             q_norm=self.q_norm.weight if self.q_norm else None,
@@ -90,11 +77,12 @@ class Attention(Block):
             norm_offset=self.norm_offset,
             keys_in_place=is_fresh,
         )
-        if not is_fresh:
-            return self.backend.forward(query, cache, batch, self.args).flatten(1)
-        args = self.args
-        key, value = qkv.view(len(qkv), -1, args.head_dim)[:, args.num_heads :].split((args.num_kv_heads, args.num_kv_heads), dim=1)
-        return self.backend.forward_fresh(query, key, value, cache, batch, args).flatten(1)
+        if is_fresh:
+            key, value = qkv.view(len(qkv), -1, args.head_dim)[:, args.num_heads :].split((args.num_kv_heads, args.num_kv_heads), dim=1)
+            out = self.backend.forward_fresh(query, key, value, cache, batch, args)  # [T, heads, head_dim]
+        else:
+            out = self.backend.forward(query, cache, batch, args)
+        return self.parallel.all_reduce(self.output(out.flatten(1)))
 
 
 def kv_head_range(num_kv_heads: int, rank: int, size: int) -> tuple[int, int]:

@@ -67,6 +67,10 @@ class Layer:
         """Memory of the own parameters, in whatever layout they are kept."""
         return sum(tensor.nbytes for tensor in self.parameters().values())
 
+    def keeps_rows_apart(self) -> bool:
+        """Whether a row's result, but for attention's, is the same to the bit whatever rows are computed with it. Children not included."""
+        return True
+
     def finish(self) -> None:
         """Called once, when all own slots are filled: the place to repack."""
 

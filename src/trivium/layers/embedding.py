@@ -40,9 +40,9 @@ class VocabMatrix(Layer):
         return self.parallel.all_reduce(rows.masked_fill(outside[:, None], 0))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, hidden] → [S, vocab] in hidden's dtype, whole on every rank."""
+        """hidden [S, hidden] → [S, vocab] in hidden's dtype, or float32 if they are made in it, whole on every rank."""
         if self.packed is not None:
-            local = self.packed(hidden, None)
+            local = self.packed.wide(hidden)
         else:
             assert self.weight is not None
             local = linear(hidden, self.weight)
@@ -56,6 +56,9 @@ class VocabMatrix(Layer):
 
     def nbytes(self) -> int:
         return super().nbytes() + (self.packed.nbytes if self.packed is not None else 0)
+
+    def keeps_rows_apart(self) -> bool:
+        return not self.is_head or (self.packed is not None and self.packed.keeps_rows_apart)
 
     def finish(self) -> None:
         """A packed copy for the head. Embeddings need the plain rows, so a tied matrix is kept both ways where packing helps."""

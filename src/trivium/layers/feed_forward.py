@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from trivium.arch.spec import FeedForwardSpec
-from trivium.layers.base import BuildContext
-from trivium.layers.block import Block
+from trivium.layers.base import BuildContext, Layer
 from trivium.layers.linear import Linear, row_parallel, split_evenly, stacked
-from trivium.layers.norm import RMSNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,7 @@ class FeedForwardNames:
     down: str
 
 
-class FeedForward(Block):
+class FeedForward(Layer):
     """`down(act(gate(x)) * up(x))`, its intermediate dimension split over ranks."""
 
     def __init__(
@@ -42,9 +40,3 @@ class FeedForward(Block):
         """x [T, hidden] → [T, hidden]."""
         out = self.down(self.gate_up.gated(x, self.activation))
         return self.parallel.all_reduce(out) if self.reduce else out
-
-    def on_stream(self, norm: RMSNorm, pending: Tensor | None, residual: Tensor, *, may_add: bool) -> tuple[Tensor | None, Tensor]:
-        activated, residual = self.gate_up.of_normed(norm, pending, residual, self.activation)
-        if may_add and self.parallel.size == 1 and self.down.add_to(residual, activated) is not None:
-            return None, residual
-        return self.parallel.all_reduce(self.down(activated)), residual

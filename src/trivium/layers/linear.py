@@ -15,9 +15,8 @@ from torch import Tensor
 
 from trivium.errors import ConfigError
 from trivium.layers.base import BuildContext, Layer, Slot
-from trivium.layers.norm import RMSNorm
 from trivium.ops.activation import act_and_mul
-from trivium.ops.linear import PackedWeight, gated_linear, linear, try_linear_add, try_norm_linear, try_pack_weight
+from trivium.ops.linear import PackedWeight, gated_linear, linear, try_pack_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,6 @@ class LinearMethod(ABC):
         """`act_and_mul` of the product: x [T, in_features] → [T, out_features / 2]."""
         return act_and_mul(self.apply(layer, x), kind)
 
-    def try_add(self, layer: Linear, x: Tensor, residual: Tensor) -> Tensor | None:
-        """`residual += product` in place, or None where that is no faster than adding later."""
-        return None
-
-    def try_normed(self, layer: Linear, norm: RMSNorm, residual: Tensor, kind: str) -> Tensor | None:
-        """The product of the normed residual, gated if `kind` is given, or None where that is no faster than one after the other."""
-        return None
-
 
 class Linear(Layer):
     """`x @ weight.T + bias`, without any communication. Sizes are this rank's."""
@@ -104,20 +95,6 @@ class Linear(Layer):
         """x [T, in_features] → `act_and_mul` of the product, [T, out_features / 2]."""
         return self.method.apply_gated(self, x, kind)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor | None:
-        """`residual += product` in place, or None, and nothing done, where that is no faster than adding later."""
-        return self.method.try_add(self, x, residual)
-
-    def of_normed(self, norm: RMSNorm, pending: Tensor | None, residual: Tensor, kind: str = "") -> tuple[Tensor, Tensor]:
-        """The product of the normed residual stream, gated if `kind` is given, and the stream; `pending` is added to that first."""
-        if pending is None:
-            if (out := self.method.try_normed(self, norm, residual, kind)) is not None:
-                return out, residual
-            x = norm(residual)
-        else:
-            x, residual = norm.add(pending, residual)
-        return (self.gated(x, kind) if kind else self(x)), residual
-
     def slots(self) -> list[Slot]:
         return self.method.slots(self)
 
@@ -126,6 +103,9 @@ class Linear(Layer):
 
     def nbytes(self) -> int:
         return super().nbytes() + (self.packed.nbytes if self.packed is not None else 0)
+
+    def keeps_rows_apart(self) -> bool:
+        return self.packed is not None and self.packed.keeps_rows_apart
 
     def row_copies(self, target: Tensor, columns: tuple[int, int] | None) -> list[tuple[Rows, list[tuple[tuple[slice, ...], Tensor]]]]:
         """For each checkpoint matrix: its pieces, and the views of `target` [out_features, ...] that they fill."""
@@ -176,14 +156,6 @@ class PlainLinear(LinearMethod):
             return act_and_mul(layer.packed(x, layer.bias), kind)
         assert layer.weight is not None
         return gated_linear(x, layer.weight, layer.bias, kind)
-
-    def try_add(self, layer: Linear, x: Tensor, residual: Tensor) -> Tensor | None:
-        return None if layer.weight is None else try_linear_add(x, layer.weight, layer.bias, residual)
-
-    def try_normed(self, layer: Linear, norm: RMSNorm, residual: Tensor, kind: str) -> Tensor | None:
-        if layer.weight is None:
-            return None
-        return try_norm_linear(residual, norm.weight, norm.eps, norm.offset, layer.weight, layer.bias, kind=kind)
 
 
 def column_parallel(context: BuildContext, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from trivium.arch.spec import MlaSpec
 from trivium.layers.base import BuildContext, Layer, Slot
-from trivium.layers.block import Block
 from trivium.layers.linear import column_parallel, replicated, row_parallel, split_evenly
 from trivium.layers.norm import RMSNorm
 from trivium.ops.attention.base import AttentionArgs, KVCache
 from trivium.ops.batch import ForwardBatch
+from trivium.ops.linear import PackedWeight, try_pack_weight
 from trivium.ops.qkv import prepare_mla
 
 LATENT_NORM_EPS = 1e-6
@@ -39,7 +39,7 @@ class MlaNames:
     output: str
 
 
-class LatentAttention(Block):
+class LatentAttention(Layer):
     """Heads are split over ranks; the latent and its cache are on every rank."""
 
     def __init__(self, context: BuildContext, spec: MlaSpec, names: MlaNames, hidden_size: int) -> None:
@@ -92,7 +92,7 @@ class LatentAttention(Block):
 
 
 class LatentUp(Layer):
-    """`kv_b_proj` [heads * (N + V), L], taken apart after loading: key [H, N, L] and value [H, L, V]."""
+    """`kv_b_proj` [heads * (N + V), L], taken apart after loading: key [H, N, L] and value [H, L, V], or a packed weight a head of each."""
 
     def __init__(self, context: BuildContext, spec: MlaSpec, name: str, heads: tuple[int, int]) -> None:
         self.spec = spec
@@ -102,14 +102,20 @@ class LatentUp(Layer):
         self.weight: Tensor | None = context.empty(num_heads, spec.nope_dim + spec.value_dim, spec.kv_lora_rank)
         self.key: Tensor | None = None
         self.value: Tensor | None = None
+        self.packed_keys: list[PackedWeight] = []
+        self.packed_values: list[PackedWeight] = []
 
     def absorb_query(self, nope: Tensor) -> Tensor:
         """nope [T, H, N] → [T, H, L]."""
+        if self.packed_keys:
+            return _by_head(nope, self.packed_keys)
         assert self.key is not None
         return torch.bmm(nope.transpose(0, 1), self.key).transpose(0, 1)
 
     def expand_value(self, latent: Tensor) -> Tensor:
         """latent [T, H, L] → [T, H, V]."""
+        if self.packed_values:
+            return _by_head(latent, self.packed_values)
         assert self.value is not None
         return torch.bmm(latent.transpose(0, 1), self.value).transpose(0, 1)
 
@@ -122,6 +128,28 @@ class LatentUp(Layer):
 
     def finish(self) -> None:
         assert self.weight is not None
-        self.key = self.weight[:, : self.spec.nope_dim].contiguous()
-        self.value = self.weight[:, self.spec.nope_dim :].transpose(1, 2).contiguous()
+        key, value = self.weight.split((self.spec.nope_dim, self.spec.value_dim), dim=1)
         self.weight = None
+        self.packed_keys, self.packed_values = _packed(key.transpose(1, 2)), _packed(value)
+        if not self.packed_keys:
+            self.key = key.contiguous()
+            self.value = value.transpose(1, 2).contiguous()
+
+    def nbytes(self) -> int:
+        return super().nbytes() + sum(weight.nbytes for weight in (*self.packed_keys, *self.packed_values))
+
+    def keeps_rows_apart(self) -> bool:
+        weights = (*self.packed_keys, *self.packed_values)
+        return bool(weights) and all(weight.keeps_rows_apart for weight in weights)
+
+
+def _packed(weights: Tensor) -> list[PackedWeight]:
+    """weights [H, out, in] → one packed weight a head, or none at all."""
+    found = [try_pack_weight(weight.contiguous()) for weight in weights]
+    whole = [weight for weight in found if weight is not None]
+    return whole if len(whole) == len(found) else []
+
+
+def _by_head(x: Tensor, weights: list[PackedWeight]) -> Tensor:
+    """x [T, H, in] → [T, H, out]."""
+    return torch.stack([weight(x[:, head], None) for head, weight in enumerate(weights)], dim=1)

@@ -48,7 +48,8 @@ class Decoder(Layer):
         hidden: Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden, residual = layer(hidden, residual, batch, cache)
-        return self.norm(residual) if hidden is None else self.norm.add(hidden, residual)[0]
+        assert hidden is not None
+        return self.norm.add(hidden, residual)[0]
 
     def compute_logits(self, hidden: Tensor, *, widen: bool = True) -> Tensor:
         """hidden [S, hidden] → [S, vocab] float32; without `widen` in the model's dtype, unless they are made in float32 anyway."""
@@ -78,15 +79,18 @@ class DecoderLayer(Layer):
         self.feed_forward = _create_feed_forward(spec, layer, names, context)
         self.post_feed_forward_norm = norm(names.post_feed_forward_norm) if spec.post_norms else None
 
-    def __call__(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: KVCache) -> tuple[Tensor | None, Tensor]:
-        """hidden [T, hidden] is the block output not yet added to `residual`; None where there is none, or it has been added."""
-        hidden, residual = self.attention.on_stream(self.input_norm, hidden, residual, batch, cache, may_add=self.post_attention_norm is None)
+    def __call__(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """hidden [T, hidden] is the block output not yet added to `residual` (None before the first layer)."""
+        if hidden is None:
+            hidden = self.input_norm(residual)
+        else:
+            hidden, residual = self.input_norm.add(hidden, residual)
+        hidden = self.attention(hidden, batch, cache)
         if self.post_attention_norm is not None:
-            assert hidden is not None
             hidden = self.post_attention_norm(hidden)
-        hidden, residual = self.feed_forward.on_stream(self.feed_forward_norm, hidden, residual, may_add=self.post_feed_forward_norm is None)
+        hidden, residual = self.feed_forward_norm.add(hidden, residual)
+        hidden = self.feed_forward(hidden)
         if self.post_feed_forward_norm is not None:
-            assert hidden is not None
             hidden = self.post_feed_forward_norm(hidden)
         return hidden, residual
 

@@ -5,6 +5,7 @@ Every slot is filled exactly once; a layer is repacked as soon as its last slot 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -33,17 +34,19 @@ def load_weights(model: Layer, layout: Layout, source: WeightSource, progress: P
     pending = {id(layer): len(layer.slots()) for _, layer in model.walk()}
     names = source.names()
     _check_names(names, owners, layout, source, tied_head)
-    done, total = 0, source.total_bytes
+    # Counted in elements: what a tensor takes in the file differs from what it takes once dequantized.
+    done, total = 0, sum(math.prod(source.shape(name)) for name in names)
     for name in names:
+        done += math.prod(source.shape(name))
         if name not in owners:
             continue
         layer, slot = owners[name]
-        done += _load_slot(slot, source)
+        _load_slot(slot, source)
         pending[id(layer)] -= 1
         if pending[id(layer)] == 0:
             layer.finish()
         if progress is not None:
-            progress("weights", min(done, total), total)
+            progress("weights", source.total_bytes * done // total, source.total_bytes)
     assert not any(pending.values()), "a name occurs twice in the source"
 
 
@@ -77,16 +80,12 @@ def _check_names(names: list[str], owners: dict[str, tuple[Layer, Slot]], layout
         raise WeightError(f"The checkpoint holds {_enumerate(extra)} (the first in {where}), which the config has no place for.")
 
 
-def _load_slot(slot: Slot, source: WeightSource) -> int:
-    """Bytes read."""
+def _load_slot(slot: Slot, source: WeightSource) -> None:
     shape = source.shape(slot.name)
     if tuple(shape) != slot.shape:
         raise WeightError(f"Tensor {slot.name} in {source.file_of(slot.name)} has shape {list(shape)}, the config calls for {list(slot.shape)}.")
-    if not slot.copies:
-        return 0
-    tensor = source.load(slot.name)
-    slot.load(tensor)
-    return tensor.nbytes
+    if slot.copies:
+        slot.load(source.load(slot.name))
 
 
 def _enumerate(names: list[str]) -> str:

@@ -17,8 +17,17 @@ class PackedWeight(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def keeps_rows_apart(self) -> bool:
+        """A row's result is the same to the bit whatever rows are computed with it."""
+        ...
+
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, K] → [T, N] in x's dtype."""
+        ...
+
+    def wide(self, x: Tensor) -> Tensor:
+        """x [T, K] → [T, N] float32, not rounded to x's dtype on the way."""
         ...
 
 
@@ -34,20 +43,6 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> T
     if (fast := fast_path("gated_linear", x)) and (out := fast(x, weight, bias, kind)) is not None:
         return out
     return act_and_mul(linear(x, weight, bias), kind)
-
-
-def try_linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor | None:
-    """`residual += linear(x)` in place, returning the residual; or None, and nothing done, where adding later costs no more."""
-    fast = fast_path("linear_add", x)
-    return fast(x, weight, bias, residual) if fast else None
-
-
-def try_norm_linear(
-    residual: Tensor, norm: Tensor, eps: float, offset: float, weight: Tensor, bias: Tensor | None, *, kind: str = ""
-) -> Tensor | None:
-    """`linear(rms_norm(residual))`, or `gated_linear` of it if `kind` is given; None where two steps cost no more. Norm as in `ops.norm`."""
-    fast = fast_path("norm_linear", residual)
-    return fast(residual, norm, eps, offset, weight, bias, kind=kind) if fast else None
 
 
 def try_pack_weight(weight: Tensor) -> PackedWeight | None:

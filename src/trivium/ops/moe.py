@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -9,6 +11,29 @@ from torch.nn import functional
 from trivium.arch.spec import RoutingSpec
 from trivium.ops.activation import act_and_mul_reference
 from trivium.ops.dispatch import fast_path
+
+
+class PackedExperts(Protocol):
+    """The weights of all experts in a layout that only their own products understand."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def keeps_rows_apart(self) -> bool:
+        """A token's result is the same to the bit whatever tokens are computed with it."""
+        ...
+
+    def __call__(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, kind: str) -> Tensor:
+        """As `fused_moe`."""
+        ...
+
+
+def try_pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts | None:
+    """gate_up [E, 2F, H] and down [E, H, F] packed for this device, or None where the plain layout is as good. The caller may drop them."""
+    if fast := fast_path("pack_experts", gate_up):
+        return fast(gate_up, down)
+    return None
 
 
 def select_experts(router_logits: Tensor, spec: RoutingSpec, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -24,7 +49,7 @@ def select_experts(router_logits: Tensor, spec: RoutingSpec, bias: Tensor | None
 
 def select_experts_reference(router_logits: Tensor, spec: RoutingSpec, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     logits = router_logits.to(torch.float32)
-    scores = logits.softmax(dim=-1) if spec.scoring == "softmax" else logits.sigmoid()
+    scores = logits.softmax(dim=-1) if spec.scoring == "softmax" else _sigmoid(logits)
     choice = scores if bias is None else scores + bias
     if spec.num_groups > 1:
         choice = choice.masked_fill(~_groups_open(choice, spec), float("-inf"))
@@ -33,6 +58,13 @@ def select_experts_reference(router_logits: Tensor, spec: RoutingSpec, bias: Ten
     if spec.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return weights * spec.scale, ids.to(torch.int32)
+
+
+def _sigmoid(logits: Tensor) -> Tensor:
+    """Row by row on a CPU: what torch computes there depends, in the last bit, on where in the whole tensor an entry lies."""
+    if logits.device.type != "cpu" or not len(logits):
+        return logits.sigmoid()
+    return torch.stack([row.sigmoid() for row in logits])
 
 
 def fused_moe(x: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor, kind: str) -> Tensor:

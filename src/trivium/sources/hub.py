@@ -57,7 +57,7 @@ def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
         folder = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=IGNORED_PATTERNS)
     except LocalEntryNotFoundError:
         reason = "is not in the local cache, and the hub can't be reached or offline mode is on"
-        raise ModelLoadError(f"{where} {reason}. Give a folder, or fetch it where there is a network.") from None
+        raise ModelLoadError(f"Hub {where} {reason}. Give a folder, or fetch it where there is a network.") from None
     except HfHubHTTPError as error:
         raise ModelLoadError(f"The hub has no {where} for us: {_reason(error)}") from None
     except (OSError, ValueError) as error:

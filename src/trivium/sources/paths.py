@@ -21,11 +21,11 @@ def child_path(folder: Path, name: str) -> Path | None:
     """
     if not _FILE_NAME.fullmatch(name) or ".." in name:
         raise ModelLoadError(f"{name!r} is not the name of a file in {folder}.")
-    root = folder.resolve()
-    path = (root / name).resolve()
-    if not any(path.is_relative_to(allowed) for allowed in _allowed_roots(root)):
-        raise ModelLoadError(f"{folder / name} is a link to a place outside the model folder.")
-    return path if path.is_file() else None
+    path = folder / name
+    target = path.resolve()
+    if not any(target.is_relative_to(allowed) for allowed in _allowed_roots(folder.resolve())):
+        raise ModelLoadError(f"{path} is a link to a place outside the model folder.")
+    return path if target.is_file() else None
 
 
 def _allowed_roots(root: Path) -> list[Path]:

@@ -57,7 +57,7 @@ def _from_folder(name: str, folder: Path) -> ModelFiles:
 
 def _only_gguf(folder: Path) -> Path:
     """The model file of a folder without config.json, if exactly one is there."""
-    first_parts = [path for path in sorted(folder.glob("*.gguf")) if not _is_later_part(path)]
+    first_parts = [path for path in sorted(folder.glob("*.gguf")) if path.is_file() and not _is_later_part(path)]
     if not first_parts:
         raise ModelLoadError(f"{folder} has neither a config.json nor a .gguf file.")
     if len(first_parts) > 1:

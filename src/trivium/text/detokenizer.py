@@ -69,8 +69,8 @@ class _ByteStream:
     def prime(self, ids: Sequence[int]) -> None:
         for token_id in ids:
             self.push(token_id)
-        if ids:
-            self._strip_left = 0
+        if len(ids) == CONTEXT_TOKENS:
+            self._strip_left = 0  # so many tokens have text before or among them
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:

@@ -284,6 +284,14 @@ async def test_closing_ends_a_probe_that_waits() -> None:
     await setup.service.close()
 
 
+async def test_scrapes_at_the_same_time_share_a_page() -> None:
+    setup = Setup()
+    pages = await asyncio.gather(*(setup.service.render_metrics() for _ in range(5)))
+    assert all(page is pages[0] for page in pages)
+    assert await setup.service.render_metrics() is not pages[0]
+    await setup.service.close()
+
+
 async def test_metrics_are_fresh() -> None:
     setup = Setup()
     await text_of(setup.service, request())

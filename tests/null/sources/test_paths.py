@@ -10,7 +10,7 @@ from trivium.sources.paths import child_path, read_json_child, read_json_object
 
 def test_a_plain_file_of_the_folder_is_found(tmp_path):
     (tmp_path / "a-1.json").write_text("{}")
-    assert child_path(tmp_path, "a-1.json") == (tmp_path / "a-1.json").resolve()
+    assert child_path(tmp_path, "a-1.json") == tmp_path / "a-1.json"
     assert child_path(tmp_path, "absent.json") is None
     (tmp_path / "sub").mkdir()
     assert child_path(tmp_path, "sub") is None, "a folder is no file"
@@ -38,7 +38,7 @@ def test_links_inside_the_folder_and_to_it_are_fine(tmp_path):
     (folder / "real.json").write_text("{}")
     (folder / "alias.json").symlink_to("real.json")
     (tmp_path / "link").symlink_to(folder)
-    assert child_path(tmp_path / "link", "alias.json") == (folder / "real.json").resolve()
+    assert child_path(tmp_path / "link", "alias.json") == tmp_path / "link" / "alias.json", "names, not targets: an index goes by them"
 
 
 def test_the_hubs_cache_links_to_its_own_blobs_only(tmp_path):

@@ -28,7 +28,7 @@ def byte_level_metadata(**changes: Any) -> dict[str, Any]:
 
 
 def sentencepiece_metadata(**changes: Any) -> dict[str, Any]:
-    pieces = ["▁", "h", "e", "l", "o", "w", "r", "d", "he", "ll", "hell", "▁hello", "hello", "▁w", "▁world", "or", "▁wor", "ld", "你"]
+    pieces = ["▁", "h", "e", "l", "o", "w", "r", "d", "he", "ll", "hell", "▁hello", "hello", "▁w", "▁world", "or", "▁wor", "ld", "你", "lo"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<mark>"]
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(pieces), USER]
     metadata = {

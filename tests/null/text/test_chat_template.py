@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import runpy
 import sys
@@ -190,6 +191,7 @@ def test_a_lost_process_is_replaced():
     template = ChatTemplate("{{ messages[0].content }}")
     process = template._worker._process
     assert process is not None
+    assert os.getpgid(process.pid) == process.pid, "the terminal's Ctrl-C is not for it"
     process.kill()
     process.wait()
     assert template.render(HELLO) == HELLO[0]["content"]

@@ -79,6 +79,9 @@ def test_only_the_start_of_a_whole_text_loses_its_space():
     hello, world = SENTENCEPIECE.token_to_id("▁hello"), SENTENCEPIECE.token_to_id("▁world")
     assert "".join(stream(SENTENCEPIECE, [hello, world])) == "hello world" == SENTENCEPIECE.decode([hello, world])
     assert "".join(stream(SENTENCEPIECE, [world], prompt_ids=[hello])) == " world"
+    bos = SENTENCEPIECE.bos_token_id
+    assert "".join(stream(SENTENCEPIECE, [world], prompt_ids=[bos])) == "world" == SENTENCEPIECE.decode([bos, world])
+    assert "".join(stream(SENTENCEPIECE, [world], prompt_ids=[hello, *[bos] * 9])) == " world"
     space = SENTENCEPIECE.token_to_id("▁")
     assert stream(SENTENCEPIECE, [space, world]) == ["", " world", ""]
     no_prefix = sentencepiece_tokenizer(prefix=False)

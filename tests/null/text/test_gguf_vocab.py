@@ -95,6 +95,7 @@ def test_begin_and_end_are_added_as_the_file_says_or_its_kind_does(tmp_path, cha
 def test_sentencepiece_merges_by_score_and_falls_back_to_bytes(tmp_path):
     tokenizer = load(tmp_path, sentencepiece_metadata())
     assert pieces(tokenizer, "hello world", add_special_tokens=True) == ["<s>", "▁hello", "▁world"]
+    assert pieces(tokenizer, "llo") == ["▁", "ll", "o"], "ll has a better score than lo"
     assert pieces(tokenizer, "你é") == ["▁", "你", "<0xC3>", "<0xA9>"]
     assert pieces(tokenizer, "<mark>hello</s>") == ["<mark>", "▁hello", "</s>"]
     for text in SAMPLES:

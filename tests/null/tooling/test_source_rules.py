@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -13,6 +14,16 @@ from helpers_source_rules import PACKAGE, ROOT, banned_imports, environment_read
 
 TORCH_PACKAGES = {"ops", "layers", "models", "engine", "weights"}
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@functools.cache
+def _distributions() -> dict[str, set[str]]:
+    """Import name to the distributions that bring it, as they are written in requirements."""
+    return {top: {name.lower().replace("_", "-") for name in names} for top, names in packages_distributions().items()}
+
+
+def _distributions_of(module: str) -> set[str]:
+    return _distributions().get(module, {module})
 
 
 def _relative(path: Path) -> str:
@@ -76,14 +87,13 @@ def test_files_stay_readable_in_one_sitting() -> None:
 
 def test_third_party_imports_are_declared() -> None:
     declared = {_distribution(requirement) for requirement in PYPROJECT["project"]["dependencies"]} | {"triton"}
-    distributions = packages_distributions()
     undeclared: dict[str, str] = {}
     for path in source_files():
         for _, module in imported_modules(path.read_text()):
             top = module.split(".")[0]
             if top in sys.stdlib_module_names or top == "trivium":
                 continue
-            if not {name.lower().replace("_", "-") for name in distributions.get(top, [top])} & declared:
+            if not _distributions_of(top) & declared:
                 undeclared[top] = _relative(path)
     assert undeclared == {}
 
@@ -91,8 +101,7 @@ def test_third_party_imports_are_declared() -> None:
 def test_declared_dependencies_are_imported() -> None:
     """A dependency nobody imports is a download for nothing. uvicorn picks up httptools and uvloop by itself."""
     used = {module.split(".")[0] for path in source_files() for _, module in imported_modules(path.read_text())}
-    distributions = packages_distributions()
-    used_distributions = {name.lower().replace("_", "-") for module in used for name in distributions.get(module, [module])}
+    used_distributions = {name for module in used for name in _distributions_of(module)}
     declared = {_distribution(requirement) for requirement in PYPROJECT["project"]["dependencies"]}
     assert declared - used_distributions <= {"httptools", "uvloop"}
 
@@ -127,11 +136,10 @@ def test_tests_and_benchmarks_import_only_what_the_test_extra_installs() -> None
     }
     paths = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])
     own = {path.stem for path in paths} | {"trivium"}
-    distributions = packages_distributions()
     undeclared = {
         top: str(path.relative_to(ROOT))
         for path in paths
         for top in sorted({module.split(".")[0] for _, module in imported_modules(path.read_text())} - own - set(sys.stdlib_module_names))
-        if not {name.lower().replace("_", "-") for name in distributions.get(top, [top])} & declared
+        if not _distributions_of(top) & declared
     }
     assert undeclared == {}

@@ -62,7 +62,9 @@ def test_activations_at_their_ends():
     gate = torch.tensor([0.0, -0.0, 1e-8, -1e-8, 1e-3, 0.2, 0.3, 88.0, 100.0, -88.0, -100.0, -700.0, 1e30, -1e30, 1e37, -5.0])
     x = torch.cat((gate, torch.ones(16)))[None]
     for kind in ("silu", "gelu_tanh", "gelu"):
-        torch.testing.assert_close(elementwise.act_and_mul(x, kind), act_and_mul_reference(x, kind), rtol=3e-6, atol=1e-30 if kind == "silu" else 1e-6)
+        torch.testing.assert_close(
+            elementwise.act_and_mul(x, kind), act_and_mul_reference(x, kind), rtol=3e-6, atol=1e-30 if kind == "silu" else 1e-6
+        )
     x[0, 3] = float("nan")
     assert elementwise.act_and_mul(x, "silu")[0, 3].isnan()
 

@@ -68,8 +68,8 @@ def test_shapes_layouts_and_types_of_inputs():
     assert torch.equal(packed(x.view(2, 3, 20)), flat.view(2, 3, 40))
     assert torch.equal(packed(x.t().contiguous().t()), flat)
     assert torch.equal(packed(torch.cat((x, x), dim=1)[:, :20]), flat)
-    assert packed(x, out_dtype=torch.float32).dtype == torch.float32
-    assert torch.equal(packed(x, out_dtype=torch.float32).bfloat16(), flat)
+    assert packed.wide(x).dtype == torch.float32
+    assert torch.equal(packed.wide(x).bfloat16(), flat)
     assert packed(x.float()).dtype == torch.float32
     with pytest.raises(AssertionError):
         packed(x[:, :19])

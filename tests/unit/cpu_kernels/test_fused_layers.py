@@ -37,7 +37,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2, biases": {**COMMON, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
     "qwen3, QK norm": {**COMMON, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
     "mistral, window": {**COMMON, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 17},
-    "gemma2": {**GEMMA, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0},
+    "gemma2": {
+        **GEMMA,
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 30.0,
+    },
 }
 BATCHES = {
     "one": [(1, 40)],

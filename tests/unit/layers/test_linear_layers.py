@@ -101,6 +101,9 @@ class Packed:
         out = x @ self.transposed
         return out if bias is None else out + bias
 
+    def wide(self, x: Tensor) -> Tensor:
+        return self(x, None).to(torch.float32)
+
 
 def test_a_packed_weight_replaces_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_loaded", {"cpu": {"pack_weight": Packed}})

@@ -10,7 +10,7 @@ from torch import Tensor
 from trivium.ops.sampling.argmax import argmax_rows, row_maxima
 from trivium.ops.sampling.draw import draw_rows, draw_rows_reference
 from trivium.ops.sampling.filters import keep_mask_reference
-from trivium.ops.sampling.noise import gumbel_noise
+from trivium.ops.sampling.noise import MASK31, _permute_, gumbel_noise, host_stream_keys, spread_ids, stream_keys
 from trivium.ops.sampling.table import SamplingTable
 
 NUM_DRAWS = 60_000
@@ -112,7 +112,6 @@ def test_noise_is_uniform_and_uncorrelated_along_each_axis(axis: str) -> None:
 
 def test_noise_bits_avalanche() -> None:
     """One bit of seed, counter or token changes each bit of the uniform with probability 1/2."""
-    from trivium.ops.sampling.noise import MASK31, _permute_, spread_ids, stream_keys
 
     def bits(seeds: Tensor, counters: Tensor, ids: Tensor) -> Tensor:
         low, high = stream_keys(seeds, counters)
@@ -129,6 +128,12 @@ def test_noise_bits_avalanche() -> None:
             shares = torch.stack([((changed >> bit) & 1).float().mean() for bit in range(31)])
             assert float((shares - 0.5).abs().max()) < 0.03
     assert int(base.max() | MASK31) == MASK31
+
+
+def test_keys_on_the_host_equal_those_of_tensors() -> None:
+    seeds, counters = [0, 1, -1, -(2**63), 2**63 - 1, 123456789], [0, 7, 10**9, 1, 2, 3]
+    low, high = stream_keys(torch.tensor(seeds), torch.tensor(counters))
+    assert host_stream_keys(seeds, counters) == (low.tolist(), high.tolist())
 
 
 def test_noise_is_finite_and_reaches_its_tail() -> None:

@@ -18,7 +18,7 @@ from trivium.ops.sampling.triton_common import exponential
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-NUM_DRAWS = 50 if ON_GPU else 2
+NUM_DRAWS = 30 if ON_GPU else 2
 VOCAB_SIZES = [5, 64, 1000, 4096, 9001] + ([128_256, 262_144] if ON_GPU else [])
 FILTERS: list[dict[str, float]] = [
     {},

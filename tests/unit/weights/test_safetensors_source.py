@@ -92,6 +92,20 @@ def test_the_index_says_which_of_two_copies_counts_and_hides_the_rest(tmp_path):
     assert torch.equal(opened.load("x"), torch.zeros(2))
 
 
+def test_shards_in_the_hubs_cache_are_links_with_the_names_of_the_index(tmp_path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"
+    snapshot.parent.mkdir(parents=True)
+    shards = {"f00": {"x": torch.ones(2)}, "ba5": {"y": torch.zeros(3)}}
+    write(snapshot.parent.parent / "blobs", shards, {"x": "a-1.safetensors", "y": "a-2.safetensors"})
+    snapshot.mkdir()
+    links = {"a-1.safetensors": "f00", "a-2.safetensors": "ba5"} | {name: name for name in ("config.json", "model.safetensors.index.json")}
+    for name, blob in links.items():
+        (snapshot / name).symlink_to(f"../../blobs/{blob}")
+    opened = open_folder(snapshot)
+    assert opened.names() == ["x", "y"]
+    assert opened.file_of("y") == str(snapshot / "a-2.safetensors")
+
+
 def test_a_tensor_that_is_not_in_its_shard_is_named(tmp_path):
     shards = {"a-1.safetensors": {"x": torch.ones(2)}, "a-2.safetensors": {"y": torch.zeros(3)}}
     folder = write(tmp_path / "m", shards, {"x": "a-1.safetensors", "y": "a-1.safetensors"})

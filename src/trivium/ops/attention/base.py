@@ -45,6 +45,8 @@ class AttentionBackend(ABC):
     """
 
     name: str
+    is_batch_invariant: bool = False
+    """What a token gets is the same to the bit whatever rows are computed with it and however its own are cut into chunks."""
 
     @abstractmethod
     def plan(self, batch: ForwardBatch) -> None:

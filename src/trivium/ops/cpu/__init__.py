@@ -12,7 +12,7 @@ from typing import Any
 
 def fast_paths() -> Mapping[str, Callable[..., Any]]:
     """See `trivium.ops.dispatch`. Empty where the library can't be built."""
-    from trivium.ops.cpu import attention, decoder, elementwise, library, linear
+    from trivium.ops.cpu import attention, decoder, elementwise, library, linear, moe
 
     if library.kernels() is None:
         return {}
@@ -22,6 +22,7 @@ def fast_paths() -> Mapping[str, Callable[..., Any]]:
         "act_and_mul": elementwise.act_and_mul,
         "prepare_qkv": elementwise.prepare_qkv,
         "pack_weight": linear.try_pack,
+        "pack_experts": moe.try_pack_experts,
         "attention": attention.paged_attention,
         "fuse_layers": decoder.try_fuse,
     }

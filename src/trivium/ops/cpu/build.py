@@ -28,9 +28,9 @@ SOURCES = Path(__file__).parent / "kernels"
 MAIN = SOURCES / "kernels.cpp"
 COMPILERS = ("g++", "c++")
 FLAGS = (
-    "-O3 -march=native -std=c++20 -fopenmp -fPIC -shared -fvisibility=hidden -fno-math-errno -fno-trapping-math "
-    "-Wall -Wextra -Wno-psabi -Wno-maybe-uninitialized -Wno-unknown-pragmas"
-).split()
+    *("-O3", "-march=native", "-std=c++20", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"),
+    *("-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas"),
+)
 TIMEOUT_S = 300
 
 

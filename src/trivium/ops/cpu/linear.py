@@ -32,18 +32,25 @@ class PackedLinear:
         self.data = memory.weights.empty(loaded().packed_entries(number, self.num_out, self.num_in), weight.dtype)
         loaded().pack_weight(number, weight.data_ptr(), weight.stride(0), self.num_out, self.num_in, self.data.data_ptr(), torch.get_num_threads())
 
+    keeps_rows_apart = True
+
     @property
     def nbytes(self) -> int:
         return self.data.nbytes
 
-    def __call__(self, x: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
-        """x [..., K] → [..., N] in x's dtype, or float32 without rounding if `out_dtype` says so."""
-        out_dtype = out_dtype or x.dtype
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [..., K] → [..., N] in x's dtype."""
         rows = _as_rows(x.to(self.dtype))
-        direct = out_dtype if out_dtype in (self.dtype, torch.float32) else self.dtype
-        out = torch.empty(rows.shape[0], self.num_out, dtype=direct)
-        self._run(rows, out, STORE, bias, out_float=direct == torch.float32)
-        return out.to(out_dtype).view(*x.shape[:-1], self.num_out)
+        out = torch.empty(rows.shape[0], self.num_out, dtype=self.dtype)
+        self._run(rows, out, STORE, bias)
+        return out.to(x.dtype).view(*x.shape[:-1], self.num_out)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """x [T, K] → [T, N] float32, not rounded on the way."""
+        rows = _as_rows(x.to(self.dtype))
+        out = torch.empty(rows.shape[0], self.num_out)
+        self._run(rows, out, STORE, None, out_float=True)
+        return out
 
     def gated(self, x: Tensor, activation: int, bias: Tensor | None = None) -> Tensor:
         """x [T, K] → act(gate) * up [T, N / 2]."""

@@ -8,6 +8,7 @@ whole row. Which way a row goes depends on the row alone.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from trivium.ops.sampling.argmax import argmax_rows
 from trivium.ops.sampling.candidates import top_values
 from trivium.ops.sampling.filters import first_cutoffs, min_p_cutoffs, probability_ratios, surprise_distance, typical_mask
-from trivium.ops.sampling.noise import gumbel_noise, noise_scratch, stream_keys
+from trivium.ops.sampling.noise import host_stream_keys, keyed_noise, noise_scratch
 from trivium.ops.sampling.table import SamplingTable
 
 NUM_CANDIDATES = 64
@@ -25,43 +26,60 @@ KEY_RANGE = 32.0
 """Keys from here on share the last bucket of the histogram: e^-32 of the likeliest token's probability."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """Keys of the lines' random streams."""
+
+    low: list[int]
+    high: list[int]
+
+    @staticmethod
+    def of(params: SamplingTable) -> _Stream:
+        return _Stream(*host_stream_keys(params.seeds.tolist(), params.counters.tolist()))
+
+    def noise(self, lines: list[int], token_ids: Tensor) -> Tensor:
+        """Gumbel noise of `token_ids` [len(lines), K] or [K]."""
+        low = torch.tensor([self.low[line] for line in lines], dtype=torch.int32)
+        high = torch.tensor([self.high[line] for line in lines], dtype=torch.int32)
+        return keyed_noise(low, high, token_ids)
+
+    def add_noise_(self, row: Tensor, line: int, temperature: float) -> None:
+        """To the whole row [V] of a line."""
+        noise_scratch(len(row)).add_noise_(row, temperature, self.low[line], self.high[line])
+
+
 def draw_on_cpu(logits: Tensor, params: SamplingTable) -> tuple[Tensor, Tensor]:
     """logits [S, V] float32, contiguous → (ids [S] int64, scores [S]); a score that is not finite marks a line that can't be sampled.
     Overwrites the lines that are drawn from their whole row."""
-    if not bool((params.temperature > 0).any()):
+    temperatures, is_filtered = params.temperature.tolist(), params.is_filtered().tolist()
+    if not any(temperatures):
         return argmax_rows(logits)
-    is_filtered = params.is_filtered()
-    whole = ((params.temperature > 0) & ~is_filtered).nonzero().squeeze(1)
-    if len(whole):
-        _add_noise(logits, whole.tolist(), params)
+    stream = _Stream.of(params)
+    for line, temperature in enumerate(temperatures):
+        if temperature > 0.0 and not is_filtered[line]:
+            stream.add_noise_(logits[line], line, temperature)
     ids, scores = argmax_rows(logits)
-    filtered = (is_filtered & scores.isfinite()).nonzero().squeeze(1)
-    if len(filtered):
-        ids[filtered] = _draw_filtered(logits.index_select(0, filtered), params.select(filtered))
+    if any(is_filtered):
+        filtered = [line for line, is_ok in enumerate(scores.isfinite().tolist()) if is_ok and is_filtered[line]]
+        if filtered:
+            index = torch.tensor(filtered)
+            ids[index] = _draw_filtered(logits.index_select(0, index), params.select(index), stream, filtered)
     return ids, scores
 
 
-def _add_noise(logits: Tensor, lines: list[int], params: SamplingTable) -> None:
-    scratch = noise_scratch(logits.shape[1])
-    temperature = params.temperature.tolist()
-    low, high = (keys.tolist() for keys in stream_keys(params.seeds, params.counters))
-    for line in lines:
-        scratch.add_noise_(logits[line], temperature[line], low[line], high[line])
-
-
-def _draw_filtered(logits: Tensor, params: SamplingTable) -> Tensor:
-    """logits [F, V], every line finite at its maximum and filtered → ids [F]."""
+def _draw_filtered(logits: Tensor, params: SamplingTable, stream: _Stream, lines: list[int]) -> Tensor:
+    """logits [F, V], every line finite at its maximum and filtered → ids [F]. `lines`: theirs in `stream`."""
     values, ids = top_values(logits, min(NUM_CANDIDATES, logits.shape[1]))
     cut, is_inside = _candidate_cutoffs(logits, values, params)
     kept = values >= cut[:, None]
     if bool((params.typical_p < 1).any()):
         kept = typical_mask((values - values[:, :1]) / params.temperature[:, None], kept, params.typical_p)
-    noise = gumbel_noise(params.seeds, params.counters, ids) * params.temperature[:, None]
-    chosen = (values + noise).masked_fill_(~kept, -torch.inf).argmax(1, keepdim=True)
+    scores = values + stream.noise(lines, ids) * params.temperature[:, None]
+    chosen = scores.masked_fill_(~kept, -torch.inf).argmax(1, keepdim=True)
     drawn = ids.gather(1, chosen).squeeze(1)
-    outside = (~is_inside).nonzero().squeeze(1)
-    if len(outside):
-        drawn[outside] = _draw_long_way(logits.index_select(0, outside), params.select(outside))
+    for index, is_complete in enumerate(is_inside.tolist()):
+        if not is_complete:
+            drawn[index] = _draw_long_way(logits[index], params.select(torch.tensor([index])), stream, lines[index])
     return drawn
 
 
@@ -97,19 +115,14 @@ def _row_mass(row: Tensor, maximum: Tensor, cut: float, temperature: float) -> f
     return float(weights.sum())
 
 
-def _draw_long_way(logits: Tensor, params: SamplingTable) -> Tensor:
-    """Each line from its whole row. Overwrites logits [F, V]."""
-    drawn = torch.empty(len(logits), dtype=torch.int64)
-    for line, row in enumerate(logits):
-        one = params.select(torch.tensor([line]))
-        ids = row_kept_ids(row, one)
-        if ids is None:
-            _add_noise(logits[line : line + 1], [0], one)
-            drawn[line] = argmax_rows(logits[line : line + 1])[0]
-        else:
-            noise = gumbel_noise(one.seeds, one.counters, ids).squeeze(0) * one.temperature
-            drawn[line] = ids[(row[ids] + noise).argmax()]
-    return drawn
+def _draw_long_way(row: Tensor, params: SamplingTable, stream: _Stream, line: int) -> Tensor:
+    """From the whole row [V], which may be overwritten; parameters of one line."""
+    ids = row_kept_ids(row, params)
+    if ids is None:
+        stream.add_noise_(row, line, float(params.temperature))
+        return argmax_rows(row[None])[0][0]
+    noise = stream.noise([line], ids).squeeze(0) * params.temperature
+    return ids[(row[ids] + noise).argmax()]
 
 
 def row_kept_ids(row: Tensor, params: SamplingTable) -> Tensor | None:

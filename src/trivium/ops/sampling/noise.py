@@ -32,6 +32,7 @@ UNIFORM_SHIFT = 2.0**-32
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 MIX64_1 = 0xBF58476D1CE4E5B9 - 2**64
 MIX64_2 = 0x94D049BB133111EB - 2**64
+_MASK64 = 2**64 - 1
 
 
 def _mix64(x: Tensor) -> Tensor:
@@ -44,6 +45,19 @@ def stream_keys(seeds: Tensor, counters: Tensor) -> tuple[Tensor, Tensor]:
     """seeds, counters [S] int64 → the two 31-bit halves of each row's key, [S] int32."""
     key = _mix64(_mix64(seeds + GOLDEN) + (counters + 1) * GOLDEN)
     return (key & MASK31).to(torch.int32), ((key >> 32) & MASK31).to(torch.int32)
+
+
+def host_stream_keys(seeds: list[int], counters: list[int]) -> tuple[list[int], list[int]]:
+    """`stream_keys` in Python's own integers: for the few rows of a CPU's batch cheaper than forty launches."""
+    keys = [_host_mix64(_host_mix64(seed + GOLDEN) + (counter + 1) * GOLDEN) for seed, counter in zip(seeds, counters, strict=True)]
+    return [key & MASK31 for key in keys], [(key >> 32) & MASK31 for key in keys]
+
+
+def _host_mix64(x: int) -> int:
+    x &= _MASK64
+    x = ((x ^ (x >> 30)) * MIX64_1) & _MASK64
+    x = ((x ^ (x >> 27)) * MIX64_2) & _MASK64
+    return x ^ (x >> 31)
 
 
 def spread_ids(token_ids: Tensor) -> Tensor:
@@ -79,9 +93,12 @@ def _log_exponential_(bits: Tensor, out: Tensor) -> Tensor:
 
 def gumbel_noise(seeds: Tensor, counters: Tensor, token_ids: Tensor) -> Tensor:
     """seeds, counters [S] int64, token_ids [S, K] or [K] → standard Gumbel noise [S, K] float32, always finite."""
-    low, high = stream_keys(seeds, counters)
-    start = spread_ids(token_ids.to(torch.int32)).expand(seeds.shape[0], -1)
-    x = start.clone(memory_format=torch.contiguous_format)
+    return keyed_noise(*stream_keys(seeds, counters), token_ids)
+
+
+def keyed_noise(low: Tensor, high: Tensor, token_ids: Tensor) -> Tensor:
+    """`gumbel_noise` of keys from `stream_keys`, [S] int32."""
+    x = spread_ids(token_ids.to(torch.int32)).expand(low.shape[0], -1).clone(memory_format=torch.contiguous_format)
     _permute_(x, torch.empty_like(x), low[:, None], high[:, None])
     return _log_exponential_(x, torch.empty_like(x, dtype=torch.float32)).neg_()
 

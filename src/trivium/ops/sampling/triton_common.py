@@ -80,7 +80,7 @@ def race_times(x, ids, maximum, temperature, seed, counter):
     That spares a logarithm for each token. inf for x = -inf. `maximum` > -inf is the largest of the line or of the tile: what lies so far below that
     its time overflows could not win.
     """
-    return exponential(seed, counter, ids) * tl.exp2((maximum - x) / temperature * LOG2E)
+    return exponential(seed, counter, ids) * tl.exp2((maximum - x) * (LOG2E / temperature))
 
 
 @triton.jit
@@ -93,7 +93,7 @@ def winner(times, ids):
 @triton.jit
 def weights(x, maximum, temperature):
     """p / (largest p) in units of 2^-32, int64, so that sums do not depend on an order; 0 for -inf."""
-    ratio = tl.exp2((x - maximum) / temperature * LOG2E)
+    ratio = tl.exp2((x - maximum) * (LOG2E / temperature))
     return (tl.where(x > -float("inf"), ratio, 0.0) * _UNIT).to(tl.int64)
 
 

@@ -1,8 +1,8 @@
 """Triton kernels that draw the lines with top_k (and perhaps min_p and top_p beside it), exactly and without sorting.
 
-    maxima    of every 64 tokens of a line
-    bounds    a logit that the k-th largest is not below: about the k-th largest of these maxima
-    collect   the logits from the bound upwards, usually little more than k, into a buffer in any order
+    maxima    of every group of 64 tokens of a line
+    bounds    a logit that the k-th largest is not below: about the k-th largest of these maxima; and the groups that reach it
+    collect   from these groups the logits from the bound upwards, usually little more than k, into a buffer in any order
     draw      the cutoffs in that buffer by bisection over the bits of a float, then the token
 
 A line whose buffer overflows is searched and drawn from the whole line by its one program. Sums of probabilities are integers, so that neither
@@ -39,8 +39,12 @@ from trivium.ops.sampling.triton_draw import DrawWork
 from trivium.ops.triton.launch import cdiv, next_pow2
 
 GROUP = 64
-CAPACITY = 4096
+CAPACITY = 2048
 """Logits a line may have in the buffer, held in registers by the search."""
+COLLECTORS = 4
+"""Programs that share the groups of a line."""
+TILE = 1024
+"""Of the loops over a whole line: small, for the sake of the registers of lines that don't need them."""
 BOUND_STEPS = 14
 """Bisection steps for the bound: the float's exponent and five bits."""
 
@@ -59,13 +63,14 @@ def _group_maxima(logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, maxima_ptr
 
 
 @triton.jit
-def _bounds(rows_ptr, floats_ptr, maxima_ptr, line_max_ptr, bounds_ptr, counts_ptr, is_drawn_ptr, num_groups,
+def _bounds(rows_ptr, floats_ptr, maxima_ptr, line_max_ptr, bounds_ptr, groups_ptr, group_counts_ptr, counts_ptr, is_drawn_ptr, num_groups,
             GROUPS: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
     """A bound of +inf where there is nothing to do: no top_k, one that `triton_top_p` does better, or a line that is not finite."""
     line = tl.program_id(0)
     params_ptr = floats_ptr + tl.load(rows_ptr + line) * NUM_FLOATS
     temperature, top_p, top_k = tl.load(params_ptr + TEMPERATURE), tl.load(params_ptr + TOP_P), tl.load(params_ptr + TOP_K)
     tl.store(counts_ptr + line, 0)
+    tl.store(group_counts_ptr + line, 0)
     tl.store(is_drawn_ptr + line, 0)
     bound = float("inf")
     if (temperature > 0.0) & (top_k > 0.0) & ((top_k <= num_groups) | (top_p < 1.0)):
@@ -82,29 +87,33 @@ def _bounds(rows_ptr, floats_ptr, maxima_ptr, line_max_ptr, bounds_ptr, counts_p
                 high = tl.where(is_enough, high, middle)
             by_rank = tl.where(top_k <= num_groups, from_order_key(low.to(tl.int32)), -float("inf"))
             bound = tl.maximum(maximum + temperature * tl.log(tl.load(params_ptr + MIN_P)), by_rank)
+            reaches = (x >= bound) & (groups < num_groups)
+            slots = tl.cumsum(reaches.to(tl.int32), axis=0) - 1
+            tl.store(groups_ptr + line.to(tl.int64) * num_groups + slots, groups, mask=reaches)
+            tl.store(group_counts_ptr + line, tl.sum(reaches.to(tl.int32), axis=0))
             tl.store(line_max_ptr + line, maximum)
     tl.store(bounds_ptr + line, bound)
 
 
 @triton.jit
-def _collect(logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, maxima_ptr, bounds_ptr, counts_ptr, values_ptr, ids_ptr, vocab_size, num_groups,
-             PIECE: tl.constexpr, GROUP: tl.constexpr, CAPACITY: tl.constexpr):  # fmt: skip
-    """Reads only the groups that have something."""
-    line, piece = tl.program_id(0), tl.program_id(1)
-    bound = tl.load(bounds_ptr + line)
-    if bound < float("inf"):
-        groups = piece * (PIECE // GROUP) + tl.arange(0, PIECE // GROUP)
-        maxima = tl.load(maxima_ptr + line.to(tl.int64) * num_groups + groups, mask=groups < num_groups, other=-float("inf"))
-        has_some = maxima >= bound
-        if tl.max(has_some.to(tl.int32), axis=0) > 0:
-            ids = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-            is_read = has_some[:, None] & (ids < vocab_size)
-            x = load_logits(logits_ptr + line.to(tl.int64) * stride, ids, is_read, floats_ptr, ints_ptr, tl.load(rows_ptr + line), True)
-            is_in = is_read & (x >= bound)
-            slots = tl.atomic_add(counts_ptr + line + tl.zeros_like(ids), 1, mask=is_in)
-            where = line.to(tl.int64) * CAPACITY + slots
-            tl.store(values_ptr + where, x, mask=is_in & (slots < CAPACITY))
-            tl.store(ids_ptr + where, ids, mask=is_in & (slots < CAPACITY))
+def _collect(
+    logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, bounds_ptr, groups_ptr, group_counts_ptr, counts_ptr, values_ptr, ids_ptr, vocab_size,
+    num_groups, GROUP: tl.constexpr, CHUNK: tl.constexpr, COLLECTORS: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    line, start = tl.program_id(0), tl.program_id(1) * CHUNK
+    count = tl.load(group_counts_ptr + line)
+    while start < count:
+        index = start + tl.arange(0, CHUNK)
+        groups = tl.load(groups_ptr + line.to(tl.int64) * num_groups + index, mask=index < count, other=0)
+        ids = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        is_read = (index < count)[:, None] & (ids < vocab_size)
+        x = load_logits(logits_ptr + line.to(tl.int64) * stride, ids, is_read, floats_ptr, ints_ptr, tl.load(rows_ptr + line), True)
+        is_in = is_read & (x >= tl.load(bounds_ptr + line))
+        slots = tl.atomic_add(counts_ptr + line + tl.zeros_like(ids), 1, mask=is_in)
+        where = line.to(tl.int64) * CAPACITY + slots
+        tl.store(values_ptr + where, x, mask=is_in & (slots < CAPACITY))
+        tl.store(ids_ptr + where, ids, mask=is_in & (slots < CAPACITY))
+        start += CHUNK * COLLECTORS
 
 
 @triton.jit
@@ -207,19 +216,22 @@ def draw(logits: Tensor, table: SamplingTable, rows: Tensor, work: DrawWork) -> 
     num_groups, num_pieces = cdiv(vocab_size, GROUP), cdiv(vocab_size, PIECE)
     device = logits.device
     maxima = torch.empty(num_lines, num_groups, dtype=torch.float32, device=device)
+    groups = torch.empty(num_lines, num_groups, dtype=torch.int32, device=device)
     line_max, bounds = torch.empty(2, num_lines, dtype=torch.float32, device=device)
-    counts = torch.empty(num_lines, dtype=torch.int32, device=device)
+    group_counts, counts = torch.empty(2, num_lines, dtype=torch.int32, device=device)
     values = torch.empty(num_lines, CAPACITY, dtype=torch.float32, device=device)
     ids = torch.empty(num_lines, CAPACITY, dtype=torch.int32, device=device)
     source = (logits, logits.stride(0), rows, table.floats, table.ints)
     _group_maxima[(num_lines, num_pieces)](*source, maxima, vocab_size, num_groups, PIECE=PIECE, GROUP=GROUP, num_warps=8)
     _bounds[(num_lines,)](
-        rows, table.floats, maxima, line_max, bounds, counts, work.is_drawn, num_groups, GROUPS=next_pow2(num_groups), STEPS=BOUND_STEPS, num_warps=4
-    )
-    _collect[(num_lines, num_pieces)](
-        *source, maxima, bounds, counts, values, ids, vocab_size, num_groups, PIECE=PIECE, GROUP=GROUP, CAPACITY=CAPACITY, num_warps=8
-    )
+        rows, table.floats, maxima, line_max, bounds, groups, group_counts, counts, work.is_drawn, num_groups,
+        GROUPS=next_pow2(num_groups), STEPS=BOUND_STEPS, num_warps=4,
+    )  # fmt: skip
+    _collect[(num_lines, COLLECTORS)](
+        *source, bounds, groups, group_counts, counts, values, ids, vocab_size, num_groups,
+        GROUP=GROUP, CHUNK=16, COLLECTORS=COLLECTORS, CAPACITY=CAPACITY, num_warps=4,
+    )  # fmt: skip
     _draw_line[(num_lines,)](
         *source, line_max, bounds, counts, values, ids, work.is_drawn, work.token_ids, work.outcome, vocab_size,
-        CAPACITY=CAPACITY, TILE=PIECE, num_warps=4,
+        CAPACITY=CAPACITY, TILE=TILE, num_warps=4,
     )  # fmt: skip

@@ -45,36 +45,73 @@ def _amounts(x, floor, maximum, temperature, top_k):
 
 
 @triton.jit
+def _is_checked(temperature, top_p, top_k, min_p):
+    return (temperature > 0.0) & ((top_p < 1.0) | (min_p > 0.0) | (top_k > 0.0))
+
+
+@triton.jit
+def _is_refused(drawn, floor, above, total, top_p, top_k):
+    """Whether the filters don't allow a token with logit `drawn`, above which lies the amount `above` of `total`."""
+    limit = tl.where(top_k > 0.0, top_k.to(tl.float64), top_p.to(tl.float64) * total.to(tl.float64))
+    return (drawn < floor) | (((top_k > 0.0) | (top_p < 1.0)) & (above.to(tl.float64) >= limit))
+
+
+@triton.jit
 def _weigh_piece(
-    logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, is_drawn_ptr, outcome_ptr, line_max_ptr, above_ptr, totals_ptr, counts_ptr, values_ptr,
-    ids_ptr, vocab_size, PIECE: tl.constexpr, CAPACITY: tl.constexpr, PIECE_CAPACITY: tl.constexpr,
+    logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, is_drawn_ptr, outcome_ptr, line_max_ptr, drawn_ptr, above_ptr, totals_ptr, vocab_size,
+    PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Adds a piece's amount above the drawn token, and its amount in all, to the line's sums; collects the tokens above."""
+    """Adds a piece's amount above the drawn token, and its amount in all, to the line's sums."""
     line, piece = tl.program_id(0), tl.program_id(1)
+    if tl.load(is_drawn_ptr + line) != 0:
+        return
     row = tl.load(rows_ptr + line)
     params_ptr = floats_ptr + row * NUM_FLOATS
     temperature, top_p, top_k = tl.load(params_ptr + TEMPERATURE), tl.load(params_ptr + TOP_P), tl.load(params_ptr + TOP_K)
     min_p, token = tl.load(params_ptr + MIN_P), tl.load(outcome_ptr + line)
-    is_checked = (temperature > 0.0) & ((top_p < 1.0) | (min_p > 0.0) | (top_k > 0.0))
-    if is_checked & (tl.load(is_drawn_ptr + line) == 0) & (token >= 0):
+    if _is_checked(temperature, top_p, top_k, min_p) & (token >= 0):
         line_ptr = logits_ptr + line.to(tl.int64) * stride
         ids = piece * PIECE + tl.arange(0, PIECE)
         x = load_logits(line_ptr, ids, ids < vocab_size, floats_ptr, ints_ptr, row, True)
-        drawn = load_logits(line_ptr, token + tl.arange(0, 1), token >= 0, floats_ptr, ints_ptr, row, True)
+        drawn = tl.max(load_logits(line_ptr, token + tl.arange(0, 1), token >= 0, floats_ptr, ints_ptr, row, True), axis=0)
         maximum = tl.load(line_max_ptr + line)
         amounts = _amounts(x, maximum + temperature * tl.log(min_p), maximum, temperature, top_k)
-        is_above = x > drawn
-        num_above = tl.sum(is_above.to(tl.int32), axis=0)
         tl.atomic_add(totals_ptr + line, tl.sum(amounts, axis=0))
-        if num_above > 0:
-            tl.atomic_add(above_ptr + line, tl.sum(tl.where(is_above, amounts, 0), axis=0))
-            if num_above <= PIECE_CAPACITY:
+        above = tl.sum(tl.where(x > drawn, amounts, 0), axis=0)
+        if above > 0:
+            tl.atomic_add(above_ptr + line, above)
+        if piece == 0:
+            tl.store(drawn_ptr + line, drawn)
+
+
+@triton.jit
+def _collect_piece(
+    logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, is_drawn_ptr, outcome_ptr, line_max_ptr, drawn_ptr, above_ptr, totals_ptr, counts_ptr,
+    values_ptr, ids_ptr, vocab_size, PIECE: tl.constexpr, CAPACITY: tl.constexpr, PIECE_CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """For a refused token: collects the tokens above it."""
+    line, piece = tl.program_id(0), tl.program_id(1)
+    if tl.load(is_drawn_ptr + line) != 0:
+        return
+    row = tl.load(rows_ptr + line)
+    params_ptr = floats_ptr + row * NUM_FLOATS
+    temperature, top_p, top_k = tl.load(params_ptr + TEMPERATURE), tl.load(params_ptr + TOP_P), tl.load(params_ptr + TOP_K)
+    min_p = tl.load(params_ptr + MIN_P)
+    if _is_checked(temperature, top_p, top_k, min_p) & (tl.load(outcome_ptr + line) >= 0):
+        drawn = tl.load(drawn_ptr + line)
+        floor = tl.load(line_max_ptr + line) + temperature * tl.log(min_p)
+        if _is_refused(drawn, floor, tl.load(above_ptr + line), tl.load(totals_ptr + line), top_p, top_k):
+            ids = piece * PIECE + tl.arange(0, PIECE)
+            x = load_logits(logits_ptr + line.to(tl.int64) * stride, ids, ids < vocab_size, floats_ptr, ints_ptr, row, True)
+            is_above = (x > drawn) & (x >= floor)
+            num_above = tl.sum(is_above.to(tl.int32), axis=0)
+            if num_above > PIECE_CAPACITY:
+                tl.atomic_add(counts_ptr + line, CAPACITY + 1)
+            elif num_above > 0:
                 slots = tl.atomic_add(counts_ptr + line + tl.zeros_like(ids), 1, mask=is_above)
                 where = line.to(tl.int64) * CAPACITY + slots
                 tl.store(values_ptr + where, x, mask=is_above & (slots < CAPACITY))
                 tl.store(ids_ptr + where, ids, mask=is_above & (slots < CAPACITY))
-            else:
-                tl.atomic_add(counts_ptr + line, CAPACITY + 1)
 
 
 @triton.jit
@@ -109,8 +146,8 @@ def _amount_above(line_ptr, pivot, floor, maximum, temperature, top_k, floats_pt
 
 @triton.jit
 def _finish_line(
-    logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, is_drawn_ptr, outcome_ptr, token_ids_ptr, line_max_ptr, above_ptr, totals_ptr, counts_ptr,
-    values_ptr, ids_ptr, vocab_size, TILE: tl.constexpr, CAPACITY: tl.constexpr,
+    logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, is_drawn_ptr, outcome_ptr, token_ids_ptr, line_max_ptr, drawn_ptr, above_ptr, totals_ptr,
+    counts_ptr, values_ptr, ids_ptr, vocab_size, TILE: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """Draws again until the token is allowed; then counts it for the penalties."""
     line = tl.program_id(0)
@@ -118,31 +155,27 @@ def _finish_line(
     params_ptr = floats_ptr + row * NUM_FLOATS
     temperature, top_p, top_k = tl.load(params_ptr + TEMPERATURE), tl.load(params_ptr + TOP_P), tl.load(params_ptr + TOP_K)
     min_p, token = tl.load(params_ptr + MIN_P), tl.load(outcome_ptr + line).to(tl.int32)
-    is_checked = (temperature > 0.0) & ((top_p < 1.0) | (min_p > 0.0) | (top_k > 0.0))
-    if is_checked & (tl.load(is_drawn_ptr + line) == 0) & (token >= 0):
-        line_ptr = logits_ptr + line.to(tl.int64) * stride
-        maximum = tl.load(line_max_ptr + line)
+    if _is_checked(temperature, top_p, top_k, min_p) & (tl.load(is_drawn_ptr + line) == 0) & (token >= 0):
+        maximum, drawn = tl.load(line_max_ptr + line), tl.load(drawn_ptr + line)
         floor = maximum + temperature * tl.log(min_p)
         total, above = tl.load(totals_ptr + line), tl.load(above_ptr + line)
-        limit = tl.where(top_k > 0.0, top_k.to(tl.float64), top_p.to(tl.float64) * total.to(tl.float64))
-        is_limited = (top_k > 0.0) | (top_p < 1.0)
-        drawn = tl.max(load_logits(line_ptr, token + tl.arange(0, 1), token >= 0, floats_ptr, ints_ptr, row, True), axis=0)
-        if (drawn < floor) | (is_limited & (above.to(tl.float64) >= limit)):
+        if _is_refused(drawn, floor, above, total, top_p, top_k):
+            line_ptr = logits_ptr + line.to(tl.int64) * stride
             seed, counter = tl.load(ints_ptr + row * NUM_INTS + SEED), tl.load(ints_ptr + row * NUM_INTS + COUNTER) - 1
             count = tl.load(counts_ptr + line)
-            fits = count <= CAPACITY
-            slots = tl.arange(0, CAPACITY)
-            values = tl.load(values_ptr + line.to(tl.int64) * CAPACITY + slots, mask=(slots < count) & fits, other=-float("inf"))
-            ids = tl.load(ids_ptr + line.to(tl.int64) * CAPACITY + slots, mask=(slots < count) & fits, other=0)
-            amounts = _amounts(values, floor, maximum, temperature, top_k)
-            times = race_times(values, ids, maximum, temperature, seed, counter)
-            while (drawn < floor) | (is_limited & (above.to(tl.float64) >= limit)):
-                if fits:
-                    is_left = (values > drawn) & (values >= floor)
+            if count <= CAPACITY:
+                slots = tl.arange(0, CAPACITY)
+                values = tl.load(values_ptr + line.to(tl.int64) * CAPACITY + slots, mask=slots < count, other=-float("inf"))
+                ids = tl.load(ids_ptr + line.to(tl.int64) * CAPACITY + slots, mask=slots < count, other=NO_ID)
+                amounts = _amounts(values, floor, maximum, temperature, top_k)
+                times = race_times(values, ids, maximum, temperature, seed, counter)
+                while _is_refused(drawn, floor, above, total, top_p, top_k):
+                    is_left = values > drawn
                     _, token = winner(tl.where(is_left, times, float("inf")), tl.where(is_left, ids, NO_ID))
                     drawn = tl.max(tl.where(ids == token, values, -float("inf")), axis=0)
                     above = tl.sum(tl.where(values > drawn, amounts, 0), axis=0)
-                else:
+            else:
+                while _is_refused(drawn, floor, above, total, top_p, top_k):
                     token = _draw_above(line_ptr, drawn, floor, maximum, temperature, seed, counter, floats_ptr, ints_ptr, row, vocab_size, TILE)
                     drawn = tl.max(load_logits(line_ptr, token + tl.arange(0, 1), token >= 0, floats_ptr, ints_ptr, row, True), axis=0)
                     above = _amount_above(line_ptr, drawn, floor, maximum, temperature, top_k, floats_ptr, ints_ptr, row, vocab_size, TILE)
@@ -157,15 +190,16 @@ def redraw(logits: Tensor, table: SamplingTable, rows: Tensor, work: DrawWork) -
     """Replace the tokens in `work` that min_p, top_p or a large top_k of their lines don't allow. The counters have gone up already."""
     num_lines, vocab_size = logits.shape
     num_pieces = work.maxima.shape[1]
-    sums = torch.zeros(3, num_lines, dtype=torch.int64, device=logits.device)
-    above, totals, counts = sums
+    above, totals, counts = torch.zeros(3, num_lines, dtype=torch.int64, device=logits.device)
+    drawn = torch.empty(num_lines, dtype=torch.float32, device=logits.device)
     values = torch.empty(num_lines, CAPACITY, dtype=torch.float32, device=logits.device)
     ids = torch.empty(num_lines, CAPACITY, dtype=torch.int32, device=logits.device)
-    _weigh_piece[(num_lines, num_pieces)](
-        logits, logits.stride(0), rows, table.floats, table.ints, work.is_drawn, work.outcome, work.line_max, above, totals, counts, values, ids,
-        vocab_size, PIECE=PIECE, CAPACITY=CAPACITY, PIECE_CAPACITY=PIECE_CAPACITY, num_warps=8,
+    source = (logits, logits.stride(0), rows, table.floats, table.ints, work.is_drawn, work.outcome)
+    _weigh_piece[(num_lines, num_pieces)](*source, work.line_max, drawn, above, totals, vocab_size, PIECE=PIECE, num_warps=8)
+    _collect_piece[(num_lines, num_pieces)](
+        *source, work.line_max, drawn, above, totals, counts, values, ids, vocab_size,
+        PIECE=PIECE, CAPACITY=CAPACITY, PIECE_CAPACITY=PIECE_CAPACITY, num_warps=8,
     )  # fmt: skip
     _finish_line[(num_lines,)](
-        logits, logits.stride(0), rows, table.floats, table.ints, work.is_drawn, work.outcome, work.token_ids, work.line_max, above, totals, counts,
-        values, ids, vocab_size, TILE=PIECE, CAPACITY=CAPACITY, num_warps=8,
-    )  # fmt: skip
+        *source, work.token_ids, work.line_max, drawn, above, totals, counts, values, ids, vocab_size, TILE=PIECE, CAPACITY=CAPACITY, num_warps=8
+    )

@@ -197,9 +197,10 @@ def _decode_kernel(
 
 
 def config_for(args: AttentionArgs, itemsize: int) -> DecodeConfig:
-    """The measured default for a head size: about 32 KB of keys and values a tile, two tiles ahead."""
-    tile = 64 if next_pow2(args.head_dim) * itemsize <= 256 else 32
-    return DecodeConfig(tile=tile)
+    """The measured default for a head size: about 32 KB of keys and values a tile and one tile ahead. A deeper pipeline costs more in
+    programs that no longer fit on a multiprocessor side by side than it gains."""
+    row_bytes = next_pow2(args.head_dim) * itemsize
+    return DecodeConfig(tile=64 if row_bytes <= 256 else 32, num_stages=2, items_per_sm=2 if row_bytes <= 128 else 4)
 
 
 def schedule(
