@@ -51,7 +51,33 @@ class Clock:
         return result
 
 
-def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, profile: bool, label: str) -> None:
+def time_phases() -> None:
+    """Prints how long each part of building the engine takes."""
+    from trivium.engine import build as build_module
+    from trivium.engine import rank
+    from trivium.engine.graphs import DecodeGraphs
+
+    def timed(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            begin = time.perf_counter()
+            result = call(*args, **kwargs)
+            torch.cuda.synchronize()
+            print(f"   phase {name}: {time.perf_counter() - begin:.2f} s", flush=True)
+            return result
+
+        setattr(owner, name, run)
+
+    for name in ("detect_device", "build_model", "compile_kernels", "warm_prompts", "measure_workspace", "allocate_caches", "Sampler"):
+        timed(rank, name)
+    timed(DecodeGraphs, "capture_all")
+    timed(build_module, "build_rank")
+
+
+def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, profile: bool, label: str, prefill_steps: int = 0) -> None:
     """One workload through scheduler and executor, one step in flight, as the engine's loop does it."""
     import torch
 
@@ -71,6 +97,9 @@ def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, pro
         if plan is not None:
             is_decode = not any(plan.num_fed)
             num_decodes += is_decode and len(plan.rows) == requests
+            if prefill_steps and first_token is None and profiler is None:
+                profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+                profiler.__enter__()
             if profile and num_decodes == out // 2 and profiler is None:
                 profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
                 torch.cuda.synchronize()
@@ -84,10 +113,15 @@ def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, pro
             first_token = first_token or now
             steps.append((now - last, is_decode and len(done.rows) == requests, sum(done.num_tokens)))
             last = now
-            if profiler is not None and num_decodes >= out // 2 + PROFILED_STEPS:
+            if prefill_steps and profiler is not None and len(steps) == prefill_steps:
                 torch.cuda.synchronize()
                 profiler.__exit__(None, None, None)
-                report(profiler, label)
+                report(profiler, f"{label}, first {prefill_steps} steps", prefill_steps)
+                profiler, prefill_steps = None, 0
+            if profiler is not None and not prefill_steps and num_decodes >= out // 2 + PROFILED_STEPS:
+                torch.cuda.synchronize()
+                profiler.__exit__(None, None, None)
+                report(profiler, label, PROFILED_STEPS)
                 profiler, profile = None, False
     torch.cuda.synchronize()
     took = time.perf_counter() - begin
@@ -100,7 +134,7 @@ def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, pro
     print("   host, median us: " + ", ".join(f"{part} {statistics.median(v) * 1e6:.0f} (sum {sum(v):.3f} s)" for part, v in clock.parts.items()), flush=True)
 
 
-def report(profiler: Any, label: str) -> None:
+def report(profiler: Any, label: str, num_steps: int) -> None:
     """Kernels by time, and the union of their times over the span of all."""
     kernels = [e for e in profiler.events() if e.device_type.name == "CUDA" and e.time_range.elapsed_us() > 0]
     by_name: dict[str, list[float]] = collections.defaultdict(list)
@@ -114,10 +148,10 @@ def report(profiler: Any, label: str) -> None:
         busy += max(0.0, end - max(at, start))
         at = max(at, end)
     total = at - spans[0][0]
-    print(f"-- {label}: busy {busy / total:.4f} of {total / PROFILED_STEPS / 1e3:.3f} ms a step; {len(kernels) / PROFILED_STEPS:.0f} kernels a step; "
-          f"gaps over 5 us: {sum(g > 5 for g in gaps) / PROFILED_STEPS:.1f} a step, {sum(g for g in gaps if g > 5) / PROFILED_STEPS:.0f} us")  # fmt: skip
+    print(f"-- {label}: busy {busy / total:.4f} of {total / num_steps / 1e3:.3f} ms a step; {len(kernels) / num_steps:.0f} kernels a step; "
+          f"gaps over 5 us: {sum(g > 5 for g in gaps) / num_steps:.1f} a step, {sum(g for g in gaps if g > 5) / num_steps:.0f} us")  # fmt: skip
     for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:16]:
-        print(f"   {sum(times) / PROFILED_STEPS:9.1f} us a step {len(times) / PROFILED_STEPS:6.1f} x {statistics.median(times):8.2f} us  {name[:100]}")
+        print(f"   {sum(times) / num_steps:9.1f} us a step {len(times) / num_steps:6.1f} x {statistics.median(times):8.2f} us  {name[:100]}")
 
 
 def main() -> None:
@@ -126,8 +160,11 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["1x512/128", "32x512/256", "256x512/256"])
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--prefill-steps", type=int, default=0, help="profile as many first steps of each workload, too")
+    parser.add_argument("--phases", action="store_true", help="time the parts of start-up")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.7, top-p 0.95")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--host-profile", action="store_true", help="Python functions by time over all launches of the first workload")
     parser.add_argument("--engine-args", default="{}", help="JSON")
     parser.add_argument("--set", nargs="*", default=[], metavar="MODULE.NAME=JSON", help="change module constants first")
     args = parser.parse_args()
@@ -140,6 +177,10 @@ def main() -> None:
         setattr(target, name, json.loads(value))
     from trivium.types import SamplingParams
 
+    if args.phases:
+        print(f"   phase imports: {time.perf_counter() - begin:.2f} s")
+        time_phases()
+        print(f"   phase imports of the engine: {time.perf_counter() - begin:.2f} s")
     params = SamplingParams(temperature=0.7 if args.sampled else 0.0, top_p=0.95 if args.sampled else 1.0, ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder:
         engine = build(str(make_speed_model(Path(folder), args.shape)), args)
@@ -149,6 +190,18 @@ def main() -> None:
             requests, length, out = parse_workload(workload)
             for turn in range(args.repeat):
                 drive(engine, requests, length, out, params, profile=args.profile and turn == args.repeat - 1, label=f"{workload}#{turn}")
+            if args.prefill_steps:
+                drive(engine, requests, length, 4, params, profile=False, label=workload, prefill_steps=args.prefill_steps)
+        if args.host_profile:
+            import cProfile
+            import pstats
+
+            profiler = cProfile.Profile()
+            submit = engine.executor.submit
+            engine.executor.submit = lambda plan: profiler.runcall(submit, plan)
+            requests, length, out = parse_workload(args.workloads[0])
+            drive(engine, requests, length, out, params, profile=False, label="host profile")
+            pstats.Stats(profiler).sort_stats("tottime").print_stats(28)
     engine.executor.close()
 
 

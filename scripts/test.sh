@@ -21,8 +21,12 @@ rm -f "$times"
 echo "tests/null took $seconds s of processor time (limit: 20 s)"
 ((seconds <= 20)) || failed+=("tests/null takes too long")
 
-printf '\n\033[1m== all tests, %s at a time, with coverage\033[0m\n' "$workers"
-$python -m pytest -q -n "$workers" --dist loadfile --cov --cov-report= tests || failed+=("tests")
+printf '\n\033[1m== tests/null and tests/unit, %s at a time, with coverage\033[0m\n' "$workers"
+$python -m pytest -q -n "$workers" --dist loadfile --cov --cov-report= tests/null tests/unit || failed+=("tests/unit")
+
+printf '\n\033[1m== tests/api\033[0m\n'
+# One at a time: these measure how soon a server does things.
+$python -m pytest -q --cov --cov-append --cov-report= tests/api || failed+=("tests/api")
 $python scripts/coverage_gate.py || failed+=("coverage")
 
 for what in "${failed[@]}"; do echo "failed: $what" >&2; done

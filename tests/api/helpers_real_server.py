@@ -27,10 +27,12 @@ class RealServer:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
+        self._is_told = False
         self.url = f"http://127.0.0.1:{self.port}"
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         command = [sys.executable, "-m", "trivium", "serve", "--port", str(self.port), *flags]
-        self._log = tempfile.TemporaryFile(mode="w+")  # a pipe that nobody reads would fill up and stop the server
+        # A pipe that nobody reads would fill up and stop the server.
+        self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._log, env=environment)
         try:
             self.wait_until_ready()
@@ -78,10 +80,15 @@ class RealServer:
                 return pid
         raise AssertionError("no engine process")
 
+    def terminate(self) -> None:
+        """Once: a second signal means "at once", and cuts off what is still being answered."""
+        if not self._is_told and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self._is_told = True
+
     def stop(self) -> int:
         """Exit code after SIGTERM."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        self.terminate()
         try:
             code = self.process.wait(30)
         finally:

@@ -148,7 +148,7 @@ def test_sigterm_lets_accepted_requests_finish_and_ends_with_0() -> None:
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
-        server.process.send_signal(signal.SIGTERM)
+        server.terminate()
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     code, log = server.stop(), server.last_log

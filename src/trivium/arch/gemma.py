@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from trivium.arch.quantization import quantization_method
 from trivium.arch.reader import ConfigReader
-from trivium.arch.reading import Reading, quantization_method
+from trivium.arch.reading import Reading
 from trivium.arch.rope import RopeSource, RopeSpec
 from trivium.arch.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec
 

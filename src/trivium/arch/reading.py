@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from trivium.arch.quantization import quantization_method
 from trivium.arch.reader import ConfigReader
 from trivium.arch.rope import RopeSource
 from trivium.arch.spec import ActivationName, AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, MoeSpec, RoutingSpec
@@ -92,11 +93,6 @@ class Reading:
             quantization=quantization_method(config),
             **flags,
         )
-
-
-def quantization_method(config: ConfigReader) -> str | None:
-    section = config.section("quantization_config")
-    return section.text("quant_method", default="unknown") if section.present_keys() else None
 
 
 def dense_spec(

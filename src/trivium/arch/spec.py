@@ -141,7 +141,7 @@ class ModelSpec:
     torch_dtype: str | None = None
     """The checkpoint's dtype as the config names it."""
     quantization: str | None = None
-    """`quant_method` of the config's `quantization_config`."""
+    """Format of quantized weights: `arch.quantization.W8A8_INT8`, or the `quant_method` of one that can't be loaded."""
 
     num_extra_layers: int = 0
     """Layers for multi-token prediction that the checkpoint may hold after the others; not loaded."""

@@ -9,7 +9,7 @@ from typing import Any
 from trivium.backends.base import ChatPrompt, Generation, ModelInfo
 from trivium.backends.llm_choice import Choice
 from trivium.backends.llm_generation import LLMGeneration, Plan
-from trivium.backends.llm_params import bad_words_token_ids, check_params, child_params, eos_token_ids, sampling_defaults
+from trivium.backends.llm_params import bad_words_token_ids, check_params, child_params, eos_token_ids, sampling_defaults, suggested_config
 from trivium.backends.llm_prompt import Prompter
 from trivium.client.protocol import EngineClientProtocol
 from trivium.config import ModelSettings
@@ -44,7 +44,7 @@ class LLMBackend:
         self._eos_token_ids = [token_id for token_id in eos_token_ids(tokenizer, config, generation_config) if token_id < ready.vocab_size]
         self._ids = itertools.count()
         self._max_num_seqs = ready.max_num_seqs
-        suggested = {} if settings.generation_config == "vllm" else generation_config
+        suggested = suggested_config(settings.generation_config, generation_config)
         self._info = ModelInfo(
             name=name,
             root=settings.model or name,

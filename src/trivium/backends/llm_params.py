@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from trivium.errors import InvalidRequest
+from trivium.errors import ConfigError, InvalidRequest
+from trivium.sources.paths import read_json_object
 from trivium.text import Tokenizer
 from trivium.types import UINT64_MAX, SamplingParams, check_token_ids
 
 MAX_BAD_WORDS: Final = 128
 _DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 """Fields of generation_config.json that are sampling defaults under the same name."""
+
+
+def suggested_config(setting: str, own: dict[str, Any]) -> dict[str, Any]:
+    """The generation config that sampling defaults come from. `setting` is `ModelSettings.generation_config`, `own` the model's.
+
+    Raises `ConfigError` for a folder without a generation_config.json, `ModelLoadError` for a broken one.
+    """
+    if setting == "auto":
+        return own
+    if setting == "vllm":
+        return {}
+    path = Path(setting) / "generation_config.json"
+    if not path.is_file():
+        message = f"generation_config is auto, vllm or a folder with a generation_config.json; {path} does not exist."
+        raise ConfigError(message, param="generation_config")
+    return read_json_object(path)
 
 
 def sampling_defaults(generation_config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from trivium.scheduling.step import StepPlan, StepResult
 
 def graph_buckets(max_num_seqs: int) -> list[int]:
     """Batch sizes to capture: dense where a step is short and padding costs most, sparser above; the largest is `max_num_seqs`."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, max_num_seqs + 1, 64)]
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 512, 64), *range(512, max_num_seqs + 1, 128)]
     return sorted({size for size in sizes if size < max_num_seqs} | {max_num_seqs})
 
 
@@ -129,7 +129,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _capture(self, bucket: int) -> None:
-        self._inputs[: 3 * bucket].view(3, bucket).copy_(torch.tensor([[-1], [self._rows.padding_row], [0]]))
+        self._clear_inputs(bucket)
         # Compiles kernels and sizes workspaces outside the captures.
         logits = self._step(bucket)
         for is_filtered in (False, True):
@@ -150,13 +150,27 @@ class DecodeGraphs:
         self._pool = graph.pool()
         return graph, result
 
-    def _step(self, bucket: int) -> Tensor:
+    @torch.inference_mode()
+    def run_dry(self, bucket: int) -> None:
+        """Every launch of a decode step, inside `compile_ahead`."""
+        self._clear_inputs(bucket)
+        logits = self._step(bucket, is_dry=True)
+        for is_filtered in (False, True):
+            self._draw(logits, is_filtered=is_filtered)
+
+    def _clear_inputs(self, bucket: int) -> None:
+        self._inputs[: 3 * bucket].view(3, bucket).copy_(torch.tensor([[-1], [self._rows.padding_row], [0]]))
+
+    def _step(self, bucket: int, *, is_dry: bool = False) -> Tensor:
         """Logits [bucket, vocab] in whatever dtype the model makes them."""
         from trivium.ops.triton.inputs import prepare_decode_inputs
 
         rows, _, positions = self._inputs[: 3 * bucket].view(3, bucket)
         block_size = self._rows.block_size
         inputs = prepare_decode_inputs(rows, positions, self._rows.last_tokens, self._rows.blocks_device, block_size)
+        if is_dry:  # the kernel did not run: what it leaves is read as indices
+            for tensor in (inputs.input_ids, inputs.positions, inputs.slots, inputs.seq_lens, inputs.block_tables):
+                tensor.zero_()
         batch = ForwardBatch(
             input_ids=inputs.input_ids,
             positions=inputs.positions,

@@ -65,7 +65,19 @@ def largest_step(resolved: ResolvedConfig) -> StepPlan:
         extra = min(left, resolved.max_model_len - 1)
         num_tokens[index] += extra
         left -= extra
-    params = SamplingParams(temperature=0.7, top_p=0.95, top_k=50)
+    return _step_on_block_0(num_tokens, [0] * num_rows, SamplingParams(temperature=0.7, top_p=0.95, top_k=50))
+
+
+def prompt_step(resolved: ResolvedConfig, num_tokens: int, *, cached: int = 0) -> StepPlan:
+    """Prompts of `num_tokens` in all behind `cached` tokens each, as few as can be, on block 0; greedy."""
+    longest = max(1, min(num_tokens, resolved.max_model_len - 1 - cached))
+    lens = [longest] * (num_tokens // longest) + ([num_tokens % longest] if num_tokens % longest else [])
+    lens = sorted(lens[: resolved.max_num_seqs])
+    return _step_on_block_0(lens, [cached] * len(lens), SamplingParams(temperature=0.0))
+
+
+def _step_on_block_0(num_tokens: list[int], num_computed: list[int], params: SamplingParams) -> StepPlan:
+    num_rows = len(num_tokens)
     new_rows = [
         NewRow(row=row, request_id=f"profile-{row}", params=params, prompt_token_ids=[], output_token_ids=[], stop_token_ids=[], bad_words_token_ids=[])
         for row in range(num_rows)
@@ -75,7 +87,7 @@ def largest_step(resolved: ResolvedConfig) -> StepPlan:
         new_rows=new_rows,
         rows=list(range(num_rows)),
         num_tokens=num_tokens,
-        num_computed=[0] * num_rows,
+        num_computed=num_computed,
         num_fed=num_tokens,
         token_ids=[0] * sum(num_tokens),
         samples=[True] * num_rows,

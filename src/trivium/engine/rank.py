@@ -18,6 +18,7 @@ from trivium.engine.resolve import ResolvedConfig, resolve
 from trivium.engine.rows import RowTable
 from trivium.engine.runner import Runner
 from trivium.engine.sampler import Sampler
+from trivium.engine.warmup import compile_kernels, make_graphs, warm_prompts
 from trivium.models import build_model
 from trivium.ops.attention import create_attention_backend
 from trivium.ops.collective import ParallelContext
@@ -78,7 +79,7 @@ def build_rank(config: EngineConfig, parallel: ParallelContext, report: Report) 
         rows=rows,
         device=device,
     )
-    budget = _cache_budget(config, resolved, runner, memory) if device.type == "cuda" else available_host_memory() // CPU_SHARE // parallel.size
+    budget = _cache_budget(config, resolved, runner, memory, report) if device.type == "cuda" else available_host_memory() // CPU_SHARE // parallel.size
     num_blocks = parallel.minimum(choose_num_blocks(layers, config.cache, resolved, dtype, budget))
     runner.caches = allocate_caches(layers, num_blocks, resolved.block_size, dtype, device)
     memory["kv_cache"] = num_blocks * block_bytes(layers, resolved.block_size, dtype)
@@ -101,7 +102,10 @@ def _throttled(report: Report) -> Callable[[str, int, int], None]:
     return progress
 
 
-def _cache_budget(config: EngineConfig, resolved: ResolvedConfig, runner: Runner, memory: dict[str, int]) -> int:
+def _cache_budget(config: EngineConfig, resolved: ResolvedConfig, runner: Runner, memory: dict[str, int], report: Report) -> int:
+    report(Progress("compiling kernels", 0, 0))
+    compile_kernels(runner, resolved, with_graphs=not config.enforce_eager)
+    warm_prompts(runner, resolved)
     memory["workspace"] = measure_workspace(runner, resolved, runner.device)
     free, total = torch.cuda.mem_get_info(runner.device)
     return int(total * config.cache.gpu_memory_utilization) - (total - free) - memory["workspace"] - _graph_reserve(config, resolved, runner)
@@ -109,10 +113,7 @@ def _cache_budget(config: EngineConfig, resolved: ResolvedConfig, runner: Runner
 
 def _capture_graphs(runner: Runner, resolved: ResolvedConfig, memory: dict[str, int], report: Report) -> DecodeGraphs:
     before, _ = torch.cuda.mem_get_info(runner.device)
-    buckets = graph_buckets(resolved.max_num_seqs)
-    graphs = DecodeGraphs(
-        runner.model, runner.caches, runner.attention, runner.rows, runner.sampler, buckets=buckets, max_model_len=resolved.max_model_len
-    )
+    graphs = make_graphs(runner, resolved, graph_buckets(resolved.max_num_seqs))
     graphs.capture_all(lambda done, total: report(Progress("capturing CUDA graphs", done, total, "graphs")))
     memory["graphs"] = before - torch.cuda.mem_get_info(runner.device)[0]
     return graphs

@@ -26,9 +26,10 @@ NO_TOKEN = -2
 
 @dataclass(frozen=True, slots=True)
 class RowEdits:
-    """One request's lists; empty arrays where it has none."""
+    """One request's lists; empty arrays where it has none. Ids outside the vocabulary are left out: no such token can be drawn anyway, and in the
+    flattened logits they would be another line's."""
 
-    allowed: Ints
+    allowed: Ints | None
     stops: Ints
     bias_ids: Ints
     bias_values: npt.NDArray[np.float32]
@@ -36,25 +37,28 @@ class RowEdits:
     word_ends: Ints
 
     @staticmethod
-    def of(new_row: NewRow) -> RowEdits:
-        params, words = new_row.params, [word for word in new_row.bad_words_token_ids if word]
-        bias = params.logit_bias or {}
+    def of(new_row: NewRow, vocab_size: int) -> RowEdits:
+        params = new_row.params
+        words = [word for word in new_row.bad_words_token_ids if word and 0 <= word[-1] < vocab_size]
+        bias = {token: value for token, value in (params.logit_bias or {}).items() if 0 <= token < vocab_size}
+
         return RowEdits(
-            allowed=_ids(params.allowed_token_ids or []),
-            stops=_ids(new_row.stop_token_ids if params.min_tokens else []),
-            bias_ids=_ids(list(bias)),
+            allowed=_ids(params.allowed_token_ids, vocab_size) if params.allowed_token_ids else None,
+            stops=_ids(new_row.stop_token_ids if params.min_tokens else [], vocab_size),
+            bias_ids=_ids(list(bias), vocab_size),
             bias_values=np.array(list(bias.values()), dtype=np.float32),
             word_prefixes=tuple(tuple(word[:-1]) for word in words),
-            word_ends=_ids([word[-1] for word in words]),
+            word_ends=_ids([word[-1] for word in words], vocab_size),
         )
 
     @property
     def is_empty(self) -> bool:
-        return not (len(self.allowed) or len(self.stops) or len(self.bias_ids) or len(self.word_ends))
+        return self.allowed is None and not (len(self.stops) or len(self.bias_ids) or len(self.word_ends))
 
 
-def _ids(values: list[int]) -> Ints:
-    return np.array(values, dtype=np.int64)
+def _ids(values: list[int], vocab_size: int) -> Ints:
+    ids = np.array(values, dtype=np.int64)
+    return ids[(ids >= 0) & (ids < vocab_size)]
 
 
 class _Flattened:
@@ -97,7 +101,7 @@ class EditTable:
         self._bias = _Flattened(self._build_bias)
 
     def add_row(self, new_row: NewRow) -> None:
-        edits = RowEdits.of(new_row)
+        edits = RowEdits.of(new_row, self._vocab_size)
         if edits.is_empty:
             self._edits.pop(new_row.row, None)
             return
@@ -120,10 +124,9 @@ class EditTable:
 
     def apply(self, logits: Tensor, rows: list[int], lines: list[int], min_token_lines: list[int]) -> None:
         """In place on logits [S, V], contiguous. `lines`: lines whose rows have edits; `min_token_lines`: lines still short of their min_tokens."""
-        members = [_Member(line, rows[line], *self._edits[rows[line]]) for line in lines]
-        short = [_Member(line, rows[line], *self._edits[rows[line]]) for line in min_token_lines]
+        members, short = self._members(rows, lines), self._members(rows, min_token_lines)
         flat = logits.view(-1)
-        if allowed := [member for member in members if len(member.edits.allowed)]:
+        if allowed := [member for member in members if member.edits.allowed is not None]:
             index, allowed_lines = self._allowed.get(_key(allowed), allowed)
             values = flat.index_select(0, index)
             logits.index_fill_(0, allowed_lines, -torch.inf)
@@ -132,11 +135,14 @@ class EditTable:
             index, word_rows, prefixes = self._words.get((self._recent.shape[1], *_key(words)), words)
             matches = ((prefixes == self._recent.index_select(0, word_rows)) | (prefixes == ANY)).all(1)
             flat.index_add_(0, index, torch.zeros_like(matches, dtype=torch.float32).masked_fill_(matches, -torch.inf))
-        if short:
+        if short := [member for member in short if len(member.edits.stops)]:
             flat.index_fill_(0, self._stops.get(_key(short), short)[0], -torch.inf)
         if bias := [member for member in members if len(member.edits.bias_ids)]:
             index, values = self._bias.get(_key(bias), bias)
             flat.index_add_(0, index, values)
+
+    def _members(self, rows: list[int], lines: list[int]) -> list[_Member]:
+        return [_Member(line, rows[line], *self._edits[rows[line]]) for line in lines if rows[line] in self._edits]
 
     def record(self, rows: Tensor, token_ids: Tensor) -> None:
         """The tokens just sampled by rows with bad words; both [B] int64 on the device."""
@@ -145,7 +151,8 @@ class EditTable:
             self._recent.index_copy_(0, rows, torch.cat((older, token_ids[:, None]), dim=1))
 
     def _build_allowed(self, members: list[_Member]) -> tuple[Tensor, ...]:
-        return self._flat_index(members, lambda edits: edits.allowed), self._staging.ship(_ids([member.line for member in members]))
+        lines = np.array([member.line for member in members], dtype=np.int64)
+        return self._flat_index(members, lambda edits: () if edits.allowed is None else edits.allowed), self._staging.ship(lines)
 
     def _build_stops(self, members: list[_Member]) -> tuple[Tensor, ...]:
         return (self._flat_index(members, lambda edits: edits.stops),)
@@ -161,9 +168,10 @@ class EditTable:
         padded = np.array(prefixes, dtype=np.int64).reshape(len(prefixes), width)
         return self._flat_index(members, lambda edits: edits.word_ends), self._staging.ship(rows), self._staging.ship(padded)
 
-    def _flat_index(self, members: list[_Member], ids: Callable[[RowEdits], Ints]) -> Tensor:
+    def _flat_index(self, members: list[_Member], ids: Callable[[RowEdits], npt.ArrayLike]) -> Tensor:
         """Positions in the flattened logits of each member's ids."""
-        return self._staging.ship(np.concatenate([ids(member.edits) + member.line * self._vocab_size for member in members]))
+        parts = [np.asarray(ids(member.edits), dtype=np.int64) + member.line * self._vocab_size for member in members]
+        return self._staging.ship(np.concatenate(parts))
 
 
 def _key(members: list[_Member]) -> tuple[tuple[int, int], ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from trivium.errors import ConfigError
 from trivium.layers.base import BuildContext, Layer, Slot
 from trivium.ops.activation import act_and_mul
-from trivium.ops.linear import PackedWeight, gated_linear, linear, try_pack_weight
+from trivium.ops.linear import PackedWeight, gated_linear, linear, try_linear_add, try_pack_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,17 @@ class LinearMethod(ABC):
         """`act_and_mul` of the product: x [T, in_features] → [T, out_features / 2]."""
         return act_and_mul(self.apply(layer, x), kind)
 
+    def try_add(self, layer: Linear, x: Tensor, residual: Tensor) -> bool:
+        """`residual += product` in place, if that costs less than adding later. False: nothing was done."""
+        return False
+
 
 class Linear(Layer):
     """`x @ weight.T + bias`, without any communication. Sizes are this rank's."""
 
     weight: Tensor | None
+    scale: Tensor | None
+    """Of quantized weights."""
     bias: Tensor | None
     packed: PackedWeight | None
 
@@ -84,12 +90,16 @@ class Linear(Layer):
         self.out_features = sum(part.count for part in self.rows)
         self.has_bias = has_bias
         self.adds_bias = has_bias and (columns is None or context.parallel.rank == 0)
-        self.weight = self.bias = self.packed = None
+        self.weight = self.scale = self.bias = self.packed = None
         self.method = context.linear_method(self.rows[0].name)
         self.method.create(self, context)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.method.apply(self, x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> bool:
+        """`residual += product` in place, if that costs less than adding later. False: nothing was done."""
+        return self.method.try_add(self, x, residual)
 
     def gated(self, x: Tensor, kind: str) -> Tensor:
         """x [T, in_features] → `act_and_mul` of the product, [T, out_features / 2]."""
@@ -133,11 +143,7 @@ class PlainLinear(LinearMethod):
             Slot(f"{part.name}.weight", (part.total, layer.checkpoint_in_features), tuple(copies))
             for part, copies in layer.row_copies(layer.weight, layer.columns)
         ]
-        if layer.bias is not None:
-            slots += [Slot(f"{part.name}.bias", (part.total,), tuple(copies)) for part, copies in layer.row_copies(layer.bias, None)]
-        elif layer.has_bias:
-            slots += [Slot(f"{part.name}.bias", (part.total,), ()) for part in layer.rows]
-        return slots
+        return slots + bias_slots(layer)
 
     def finish(self, layer: Linear) -> None:
         assert layer.weight is not None
@@ -156,6 +162,16 @@ class PlainLinear(LinearMethod):
             return act_and_mul(layer.packed(x, layer.bias), kind)
         assert layer.weight is not None
         return gated_linear(x, layer.weight, layer.bias, kind)
+
+    def try_add(self, layer: Linear, x: Tensor, residual: Tensor) -> bool:
+        return layer.weight is not None and try_linear_add(x, layer.weight, layer.bias, residual)
+
+
+def bias_slots(layer: Linear) -> list[Slot]:
+    """One for each checkpoint matrix, if there are biases; empty on ranks that leave adding them to rank 0."""
+    if layer.bias is not None:
+        return [Slot(f"{part.name}.bias", (part.total,), tuple(copies)) for part, copies in layer.row_copies(layer.bias, None)]
+    return [Slot(f"{part.name}.bias", (part.total,), ()) for part in layer.rows if layer.has_bias]
 
 
 def column_parallel(context: BuildContext, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from trivium.backends.llm_choice import Choice
-from trivium.backends.llm_params import bad_words_token_ids, child_params, eos_token_ids, sampling_defaults
+from trivium.backends.llm_params import bad_words_token_ids, child_params, eos_token_ids, sampling_defaults, suggested_config
 from trivium.client.blocking import BlockingEngineClient
 from trivium.config import EngineConfig
 from trivium.errors import EngineDead, UnsupportedFeature
@@ -44,7 +44,7 @@ class LLM:
         files = resolve(settings.model, settings.revision)
         self._tokenizer = None if settings.skip_tokenizer_init else load_tokenizer(files, settings.tokenizer)
         self._template = None if settings.skip_tokenizer_init else load_chat_template(files, settings.tokenizer, override=settings.chat_template)
-        suggested = {} if settings.generation_config == "vllm" else files.generation_config
+        suggested = suggested_config(settings.generation_config, files.generation_config)
         self._defaults = sampling_defaults(suggested, settings.override_generation_config)
         self._client = BlockingEngineClient(self.config)
         # Not a bound method: that would keep the object alive for ever.

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trivium.arch.quantization import W8A8_INT8
 from trivium.arch.rope import RopeSpec
-from trivium.arch.spec import ModelSpec
+from trivium.arch.spec import AttentionSpec, FeedForwardSpec, ModelSpec
 from trivium.errors import UnsupportedWeightFormat
 from trivium.layers.base import BuildContext, RopeTable
-from trivium.layers.linear import PlainLinear
+from trivium.layers.int8 import Int8Linear
+from trivium.layers.linear import LinearMethod, PlainLinear
 from trivium.models.decoder import Decoder
 from trivium.models.fused import try_fuse
 from trivium.models.loader import ProgressCallback, fill_dummy, load_weights
@@ -43,9 +45,7 @@ def build_model(
     `source` None: dummy weights. `progress(stage, done, total)` counts bytes read. Raises `WeightError` for a checkpoint that doesn't fit
     the spec, `UnsupportedWeightFormat` for quantized weights, `ConfigError` for a number of ranks that doesn't divide the model.
     """
-    if spec.quantization is not None and source is not None:
-        raise UnsupportedWeightFormat(f"Weights quantized with {spec.quantization!r} are not supported.")
-    method = PlainLinear()
+    method = PlainLinear() if source is None else _linear_method(spec)
     context = BuildContext(
         dtype=dtype,
         device=torch.device(device),
@@ -62,6 +62,16 @@ def build_model(
         load_weights(model, layout, source, progress, tied_head=f"{layout.head}.weight" if spec.tie_embeddings else "")
     model.fused = try_fuse(model)
     return model
+
+
+def _linear_method(spec: ModelSpec) -> LinearMethod:
+    if spec.quantization is None:
+        return PlainLinear()
+    if spec.quantization != W8A8_INT8:
+        raise UnsupportedWeightFormat(f"Weights quantized with {spec.quantization!r} are not supported.")
+    if any(not isinstance(layer.attention, AttentionSpec) or not isinstance(layer.feed_forward, FeedForwardSpec) for layer in spec.layers):
+        raise UnsupportedWeightFormat("int8 weights are supported for dense models only, not for mixtures of experts or latent attention.")
+    return Int8Linear()
 
 
 def _rope_tables(num_positions: int, device: torch.device) -> Callable[[RopeSpec], RopeTable]:

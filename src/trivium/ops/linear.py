@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -45,8 +46,32 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> T
     return act_and_mul(linear(x, weight, bias), kind)
 
 
+def try_linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> bool:
+    """`residual += linear(x)` in place, if that costs less than adding later: x [T, K], residual [T, N]. False: nothing was done."""
+    fast = fast_path("linear_add", x)
+    return fast is not None and fast(x, weight, bias, residual)
+
+
 def try_pack_weight(weight: Tensor) -> PackedWeight | None:
     """The weight [N, K] packed for this device, or None where the plain layout is as good. The caller may drop `weight` afterwards."""
     if fast := fast_path("pack_weight", weight):
         return fast(weight)
+    return None
+
+
+def int8_linear_reference(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, K], weight [N, K] int8, scale [N, 1] float32: what one step of each row is worth → [T, N] in x's dtype.
+
+    Inputs are rounded to int8 as well, each row by its largest magnitude.
+    """
+    wide = x.to(torch.float32)
+    step = wide.abs().amax(dim=-1, keepdim=True).div(127).clamp(min=torch.finfo(torch.float32).tiny)
+    rounded = functional.linear((wide / step).round(), weight.to(torch.float32)) * step * scale.T
+    return (rounded if bias is None else rounded + bias).to(x.dtype)
+
+
+def try_pack_int8_weight(weight: Tensor, scale: Tensor) -> PackedWeight | None:
+    """`weight` [N, K] int8 and `scale` [N] packed for products as in `int8_linear_reference`, or None."""
+    if fast := fast_path("pack_int8_weight", weight):
+        return fast(weight, scale)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from helpers_scripted_engine import EOS_ID, VOCAB_SIZE, FakeEngine, byte_tokeniz
 
 from trivium.backends.llm import LLMBackend
 from trivium.backends.llm_choice import Choice
+from trivium.backends.llm_feed import create_feed
 from trivium.backends.llm_params import bad_words_token_ids, eos_token_ids, sampling_defaults
 from trivium.backends.registry import backend_names, create_backend
 from trivium.config import ModelSettings
@@ -367,3 +369,42 @@ def test_backends_by_name() -> None:
     engine = FakeEngine()
     arguments: dict[str, Any] = {"tokenizer": None, "template": None, "config": {}, "generation_config": {}, "settings": ModelSettings(model="m")}
     assert create_backend("llm", name="m", engine=engine, registry=Registry(), **arguments).info.name == "m"
+
+
+# -- feeds --------------------------------------------------------------------------------------------------------------------------
+
+
+async def at_once(outputs: list[TokenOutput]) -> AsyncIterator[TokenOutput]:
+    for one in outputs:
+        yield one
+
+
+async def test_what_came_after_a_choice_ended_is_dropped() -> None:
+    choices = [choice(stop=["b"]), choice()]
+    choices[1].index = 1
+    feed = create_feed(choices, [at_once([output("a"), output("b"), output("c"), output("d")]), at_once([output("x", finish_reason="stop")])])
+    await asyncio.sleep(0.01)
+    texts: list[bytes] = []
+    while not all(one.is_finished for one in choices):
+        found, tokens = await feed.get()
+        texts.append(bytes(tokens.token_ids))
+        found.consume(tokens, 1.0)
+        if found.is_finished:
+            await feed.stop(found)
+            await feed.stop(found)
+    assert texts == [b"a", b"b", b"x"]
+    await feed.close()
+
+
+async def test_an_iterator_that_can_not_be_closed_is_left_alone() -> None:
+    class Plain:
+        def __aiter__(self) -> Plain:
+            return self
+
+        async def __anext__(self) -> TokenOutput:
+            return output("a")
+
+    feed = create_feed([choice()], [Plain()])
+    await feed.get()
+    await feed.stop(choice())
+    await feed.close()

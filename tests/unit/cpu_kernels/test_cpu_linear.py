@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trivium.ops.cpu import library
-from trivium.ops.cpu.linear import PackedLinear, try_pack
+from trivium.ops.cpu.linear import PackedLinear, try_pack, try_pack_int8
 
 pytestmark = pytest.mark.skipif(library.kernels() is None, reason="no C++ compiler")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -73,6 +73,44 @@ def test_shapes_layouts_and_types_of_inputs():
     assert packed(x.float()).dtype == torch.float32
     with pytest.raises(AssertionError):
         packed(x[:, :19])
+
+
+def quantized(x: torch.Tensor) -> torch.Tensor:
+    """Rows rounded to int8 by their largest magnitude, as numbers."""
+    largest = x.float().abs().amax(dim=1, keepdim=True)
+    inverse = torch.where(largest > 0, torch.tensor(127.0) / largest, 0)  # `127 / largest` would take a reciprocal first
+    return (x.double() * inverse.double()).round() * (largest / 127).double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 13, 100, 500])
+@pytest.mark.parametrize(("num_out", "num_in"), [(1, 1), (33, 7), (96, 64), (100, 33), (17, 576), (64, 1536)])
+def test_int8_product_equals_torch(dtype, rows, num_out, num_in):
+    x, weight, bias = make(rows, num_out, num_in, dtype)
+    if rows > 2:
+        x[1] = 0
+    scale = weight.float().abs().amax(dim=1) / 127
+    integers = (weight.float() / scale[:, None]).round().to(torch.int8)
+    exact = torch.nn.functional.linear(quantized(x), integers.double() * scale.double()[:, None], bias.double())
+    packed = PackedLinear(integers, scale)
+    ours = packed(x, bias)
+    assert ours.dtype == dtype
+    torch.testing.assert_close(ours.double(), exact, rtol=5e-3 if dtype == torch.bfloat16 else 1e-6, atol=1e-5)
+    assert packed.wide(x).dtype == torch.float32
+    if rows > 6:
+        assert torch.equal(packed(x[3:5], bias), ours[3:5])
+    if num_out % 64 == 0:
+        functional = torch.nn.functional
+        gate, up = functional.linear(quantized(x), integers.double() * scale.double()[:, None]).chunk(2, dim=-1)
+        torch.testing.assert_close(packed.gated(x, 0).double(), functional.silu(gate) * up, rtol=5e-3, atol=1e-4)
+
+
+def test_int8_extremes_do_not_overflow():
+    x, weight = torch.ones(2, 60000), torch.full((3, 60000), -128, dtype=torch.int8)
+    x[1] = -1
+    out = PackedLinear(weight, torch.ones(3))(x)
+    torch.testing.assert_close(out, torch.tensor([[-128.0 * 60000] * 3, [128.0 * 60000] * 3]))
+    assert try_pack_int8(torch.zeros(1, 70000, dtype=torch.int8), torch.ones(1)) is None
 
 
 def test_types_without_a_kernel_are_not_packed():

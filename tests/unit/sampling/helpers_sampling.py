@@ -35,8 +35,12 @@ def new_row(
     )
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Where the tests of `Sampler` and of kernels run."""
+
+
 def sampler_with(vocab_size: int, *rows: NewRow, max_num_seqs: int = 16, default_seed: int = 0) -> Sampler:
-    sampler = Sampler(vocab_size, max_num_seqs, "cpu", default_seed)
+    sampler = Sampler(vocab_size, max_num_seqs, DEVICE, default_seed)
     for row in rows:
         sampler.add_row(row)
     return sampler

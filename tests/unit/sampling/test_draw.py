@@ -136,6 +136,17 @@ def test_keys_on_the_host_equal_those_of_tensors() -> None:
     assert host_stream_keys(seeds, counters) == (low.tolist(), high.tolist())
 
 
+def test_noise_bits_are_what_they_always_were() -> None:
+    """A seed promises the same tokens after an upgrade: change these numbers only on purpose, and say so in the change log."""
+    low, high = stream_keys(torch.tensor([0, 42, -1]), torch.tensor([0, 7, 1000]))
+    x = spread_ids(torch.tensor([0, 1, 50_000], dtype=torch.int32)).expand(3, -1).clone()
+    assert _permute_(x, torch.empty_like(x), low[:, None], high[:, None]).tolist() == [
+        [834657835, 2079223030, 2084438195],
+        [299261312, 1400252188, 145799038],
+        [1566693286, 117079622, 1692984936],
+    ]
+
+
 def test_noise_is_finite_and_reaches_its_tail() -> None:
     noise = gumbel_noise(torch.arange(64), torch.zeros(64, dtype=torch.int64), torch.arange(200_000))
     assert bool(noise.isfinite().all())

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from helpers_sampling import gaussian_logits, new_row, sampler_with
+from helpers_sampling import DEVICE, gaussian_logits, new_row, sampler_with, table_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import RepetitionPenaltyLogitsProcessor
 
 from trivium.engine.sampler import SampledLines, Sampler
+from trivium.ops.sampling.filters import keep_mask_reference
+from trivium.ops.sampling.noise import gumbel_noise
 from trivium.ops.sampling.penalties import apply_on_cpu, reset_state
 from trivium.scheduling.step import NewRow
 
@@ -20,7 +25,7 @@ VOCAB = 333
 
 def step(sampler: Sampler, logits: Tensor, rows: list[int]) -> SampledLines:
     with torch.inference_mode():
-        return sampler.finish(sampler.sample(logits.clone(), rows).to_host(lambda tensor: tensor))
+        return sampler.finish(sampler.sample(logits.to(DEVICE, copy=True), rows).to_host(torch.Tensor.cpu))
 
 
 def generate(sampler: Sampler, row: int, num_tokens: int, *, start: int = 0, vocab_size: int = VOCAB) -> list[int]:
@@ -308,11 +313,14 @@ def test_no_logprobs_when_nobody_asks() -> None:
     assert step(sampler_with(VOCAB, new_row(0)), gaussian_logits(1, VOCAB), [0]).logprobs == []
 
 
-def test_logprobs_do_not_depend_on_the_batch() -> None:
-    rows = [new_row(row, temperature=0, logprobs=row) for row in range(8)]
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs_do_not_depend_on_the_batch(temperature: float) -> None:
+    rows = [new_row(row, temperature=temperature, logprobs=row) for row in range(8)]
     logits = gaussian_logits(8, VOCAB)
     together = step(sampler_with(VOCAB, *rows), logits, list(range(8))).logprobs
-    for row in range(8):
+    for row, entry in enumerate(together):
+        assert entry is not None
+        assert entry.logprob == pytest.approx(float(logits[row].log_softmax(-1)[entry.token_id]), abs=1e-5)
         assert step(sampler_with(VOCAB, *rows), logits[row : row + 1], [row]).logprobs == [together[row]]
 
 
@@ -321,7 +329,7 @@ def test_prompt_logprobs(top_k: int) -> None:
     logits = gaussian_logits(6, VOCAB)
     targets = torch.tensor([5, 0, 332, 7, 7, 100])
     sampler = sampler_with(VOCAB)
-    result = sampler.finish(sampler.prompt_logprobs(logits, targets, top_k).to_host(lambda tensor: tensor))
+    result = sampler.finish(sampler.prompt_logprobs(logits.to(DEVICE), targets.to(DEVICE), top_k).to_host(torch.Tensor.cpu))
     count = min(top_k, VOCAB) if top_k >= 0 else VOCAB
     exact = logits.double().log_softmax(-1)
     assert result.failed == {}
@@ -335,7 +343,7 @@ def test_prompt_logprobs(top_k: int) -> None:
 
 def test_no_positions_and_no_rows_are_fine() -> None:
     sampler = sampler_with(VOCAB)
-    empty = sampler.prompt_logprobs(torch.empty(0, VOCAB), torch.empty(0, dtype=torch.int64), 2)
+    empty = sampler.prompt_logprobs(torch.empty(0, VOCAB, device=DEVICE), torch.empty(0, dtype=torch.int64, device=DEVICE), 2)
     assert sampler.finish(empty).logprobs == []
 
 
@@ -347,5 +355,82 @@ def test_padding_lines_of_a_captured_graph_change_no_row() -> None:
         assert sampler.plan([0]).is_simple
         logits = torch.cat((gaussian_logits(1, VOCAB, seed=position), torch.full((3, VOCAB), torch.nan)))
         rows = torch.tensor([0, *[sampler.padding_row] * 3])
-        tokens.append(int(sampler.sample_simple(logits, rows, is_filtered=False).token_ids[0]))
+        tokens.append(int(sampler.sample_simple(logits.to(DEVICE), rows.to(DEVICE), is_filtered=False).token_ids[0]))
     assert tokens == expected
+
+
+def test_ids_outside_the_vocabulary_change_nothing() -> None:
+    """The client refuses them; should one get here, it must not reach another row's logits."""
+    strange = new_row(0, temperature=0, logit_bias={4: 100.0, -1: 50.0}, stops=[9, 4], min_tokens=3, bad_words=[[7], [1, 4]], allowed_token_ids=None)
+    logits = torch.tensor([[3.0, 5.0, 4.0, 1.0], [3.0, 5.0, 4.0, 1.0]])
+    result = step(sampler_with(4, strange, new_row(1, temperature=0)), logits, [0, 1])
+    assert result.token_ids == [1, 1]
+    nothing = step(sampler_with(4, new_row(0, temperature=0, allowed_token_ids=[4, 5]), new_row(1, temperature=0)), logits, [0, 1])
+    assert list(nothing.failed) == [0]
+    assert nothing.token_ids[1] == 1
+
+
+# ---- everything at once
+
+
+def draw_by_the_book(row: NewRow, logits: Tensor, output: list[int], seed: int) -> int:
+    """One token of one row, by the stages in their documented order, each by its definition."""
+    params, scores = row.params, logits.clone()
+    if params.allowed_token_ids:
+        is_allowed = torch.zeros(VOCAB, dtype=torch.bool)
+        is_allowed[params.allowed_token_ids] = True
+        scores[~is_allowed] = -math.inf
+    for word in row.bad_words_token_ids:
+        if len(word) == 1 or output[-(len(word) - 1) :] == word[:-1]:
+            scores[word[-1]] = -math.inf
+    if len(output) < params.min_tokens:
+        scores[row.stop_token_ids] = -math.inf
+    for token, bias in (params.logit_bias or {}).items():
+        scores[token] += bias
+    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    scores = torch.tensor(reference_penalties(scores.tolist(), row.prompt_token_ids, output, *penalties))
+    if params.temperature == 0:
+        return int(scores.argmax())
+    table = table_of([{name: getattr(params, name) for name in ("temperature", "min_p", "top_k", "top_p", "typical_p")}])
+    scores[~keep_mask_reference(scores[None], table)[0]] = -math.inf
+    noise = gumbel_noise(torch.tensor([seed]), torch.tensor([len(output)]), torch.arange(VOCAB))[0]
+    return int((scores + params.temperature * noise).argmax())
+
+
+requests = st.fixed_dictionaries(
+    {"temperature": st.sampled_from([0.0, 0.5, 1.0, 1.7])},
+    optional={
+        "top_k": st.sampled_from([1, 5, 70, VOCAB]),
+        "top_p": st.sampled_from([0.1, 0.7, 0.99]),
+        "min_p": st.sampled_from([0.01, 0.3]),
+        "typical_p": st.sampled_from([0.2, 0.9]),
+        "repetition_penalty": st.sampled_from([0.8, 1.5]),
+        "frequency_penalty": st.sampled_from([-0.5, 0.7]),
+        "presence_penalty": st.sampled_from([-0.3, 0.4]),
+        "logit_bias": st.sampled_from([{3: 2.0, 17: -100.0}, {4: 5.0, 5: 5.0}]),
+        "allowed_token_ids": st.sampled_from([[3, 4, 5, 6, 7, 300], list(range(0, VOCAB, 2))]),
+        "min_tokens": st.sampled_from([2, 4]),
+        "logprobs": st.sampled_from([0, 2]),
+    },
+)
+word_lists = st.sampled_from([None, [[3]], [[4, 5], [5, 4, 5], [6, 6], [300]]])
+
+
+@settings(max_examples=60 if DEVICE == "cpu" else 300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(batch=st.lists(st.tuples(requests, word_lists), min_size=1, max_size=6), preempted=st.integers(0, 5), data_seed=st.integers(0, 1000))
+def test_any_mixture_of_requests_follows_the_book(batch: list[tuple[dict[str, Any], list[list[int]] | None]], preempted: int, data_seed: int) -> None:
+    rows = [
+        new_row(index, seed=index + 5, prompt=[3, 9, 9], stops=[5, 6], bad_words=words, **request) for index, (request, words) in enumerate(batch)
+    ]
+    sampler = sampler_with(VOCAB, *rows)
+    outputs: list[list[int]] = [[] for _ in rows]
+    places = list(range(len(rows)))
+    for position in range(5):
+        if position == 3 and preempted < len(rows):  # comes back in another row
+            places[preempted] = 10
+            sampler.add_row(msgspec.structs.replace(rows[preempted], row=10, output_token_ids=list(outputs[preempted])))
+        logits = gaussian_logits(len(rows), VOCAB, seed=data_seed * 10 + position, scale=2.0)
+        result = step(sampler, logits, places)
+        for index, row in enumerate(rows):
+            assert result.token_ids[index] == draw_by_the_book(row, logits[index], outputs[index], index + 5)
+            outputs[index].append(result.token_ids[index])

@@ -22,6 +22,7 @@ def fast_paths() -> Mapping[str, Callable[..., Any]]:
         "act_and_mul": elementwise.act_and_mul,
         "prepare_qkv": elementwise.prepare_qkv,
         "pack_weight": linear.try_pack,
+        "pack_int8_weight": linear.try_pack_int8,
         "pack_experts": moe.try_pack_experts,
         "attention": attention.paged_attention,
         "fuse_layers": decoder.try_fuse,

@@ -13,7 +13,7 @@ from trivium.ops.batch import ForwardBatch
 from trivium.ops.cpu import library
 from trivium.ops.cpu.elementwise import ACTIVATIONS, MAX_HEAD_DIM
 from trivium.ops.cpu.library import TYPES, loaded
-from trivium.ops.cpu.linear import PANEL, PackedLinear, padded_bias
+from trivium.ops.cpu.linear import PANEL, PackedLinear, padded
 from trivium.ops.cpu.memory import prefer_huge_pages
 from trivium.ops.decoder import DecoderParts, FusedLayers, LayerParts, Projection
 
@@ -28,7 +28,7 @@ def _fits(layer: LayerParts, final_norm: Tensor) -> bool:
     projections = (layer.qkv, layer.output, layer.gate_up, layer.down)
     norms = (layer.input_norm, layer.feed_forward_norm, layer.post_attention_norm, layer.post_feed_forward_norm, layer.q_norm, layer.k_norm)
     weights = [projection.weight for projection in projections]
-    if not all(isinstance(weight, PackedLinear) and weight.dtype == dtype for weight in weights):
+    if not all(isinstance(weight, PackedLinear) and weight.dtype in (dtype, torch.int8) for weight in weights):
         return False
     sizes = [(weight.num_in, weight.num_out) for weight in weights if isinstance(weight, PackedLinear)]
     args, (qkv, output, gate_up, down) = layer.attention, sizes
@@ -132,9 +132,9 @@ class CPUDecoder:
         assert isinstance(weight, PackedLinear)
         bias = None
         if projection.bias is not None:
-            bias = padded_bias(projection.bias, weight.num_out)
+            bias = padded(projection.bias, weight.num_out, torch.float32)
             self._biases.append(bias)
-        return library.Projection(weight.data.data_ptr(), _pointer(bias), weight.num_out, weight.num_in)
+        return library.Projection(weight.data.data_ptr(), _pointer(bias), _pointer(weight.scale), _pointer(weight.sum), weight.num_out, weight.num_in)
 
     def _bind(self, caches: Sequence[KVCache]) -> None:
         assert len(caches) == len(self._layers)

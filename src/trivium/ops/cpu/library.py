@@ -45,7 +45,7 @@ class QKVArgs(Structure):
 
 class LinearArgs(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("x", "weight", "bias", "out", "residual")),
+        *((name, c_void_p) for name in ("x", "weight", "bias", "out", "residual", "x_scale", "w_scale", "w_sum")),
         ("x_stride", c_int64),
         ("out_stride", c_int64),
         *((name, c_int32) for name in ("rows", "n", "k", "epilogue", "activation", "out_float")),
@@ -64,7 +64,7 @@ class AttentionArgs(Structure):
 
 
 class Projection(Structure):
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("n", c_int32), ("k", c_int32)]
+    _fields_ = [*((name, c_void_p) for name in ("weight", "bias", "scale", "sum")), ("n", c_int32), ("k", c_int32)]
 
 
 class DecoderLayer(Structure):

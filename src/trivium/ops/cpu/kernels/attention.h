@@ -183,7 +183,7 @@ static INLINE void interleave_values(const bf16* a, const bf16* b, int dim, bf16
 
 // One thread's buffers.
 template <class T> struct Scratch {
-    using E = typename T::E;
+    using E = typename T::A;
     std::vector<char> memory;
     E *query, *keys, *values, *probabilities;
     float *scores, *total, *chunk;
@@ -207,7 +207,7 @@ template <class T> struct Scratch {
 };
 
 template <class T> struct Attend {
-    using E = typename T::E;
+    using E = typename T::A;
     const AttentionArgs& g;
     const Piece& piece;
     const Piece* next;  // what this thread may do next, or null

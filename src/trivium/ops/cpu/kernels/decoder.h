@@ -1,6 +1,7 @@
 // A whole step of a decoder in one parallel region: the layers' phases follow each other without a return to Python. The arithmetic is that of
 // the single kernels; only the activation is applied before the product of gate and up is rounded.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include "attention.h"
 #include "elementwise.h"
@@ -10,6 +11,8 @@
 struct Projection {
     const void* weight;  // packed
     const float* bias;
+    const float* scale;  // int8: [padded n], else null: the weight has the type of the activations
+    const int32_t* sum;  // int8
     int32_t n, k;
 };
 
@@ -38,12 +41,14 @@ struct DecoderStep {
     float eps, offset;
 };
 
-constexpr int NORM_ROWS = 8;       // rows of a unit of norms
-constexpr int LOCAL_NORM_ROWS = 16;  // up to here each thread norms all rows for itself: less than waiting costs
+constexpr int ROWS_OF_A_UNIT = 8;  // of work that goes row by row
+constexpr int LOCAL_ROWS = 16;     // up to here each thread does such work for itself: less than waiting costs
 
 // Where a step keeps what passes between phases.
 template <class T> struct Workspace {
-    typename T::E *normed, *qkv, *attended, *gated, *block;
+    typename T::A *normed, *qkv, *attended, *gated, *block;
+    uint8_t* bytes_of_rows;
+    float* scales;
     size_t bytes;
     Workspace(const DecoderStep& g, char* at) {
         int64_t qkv_width = 0, attended_width = 0, gated_width = 0;
@@ -54,22 +59,23 @@ template <class T> struct Workspace {
             gated_width = std::max<int64_t>(gated_width, layer.down.k);
         }
         char* start = at;
-        auto take = [&](int64_t width) {
-            auto* taken = (typename T::E*)at;
-            at += (g.tokens * width * sizeof(typename T::E) + 127) / 64 * 64;
-            return taken;
+        auto take = [&](auto*& taken, int64_t width) {
+            taken = (std::remove_reference_t<decltype(taken)>)at;
+            at += (g.tokens * width * sizeof(*taken) + 127) / 64 * 64;
         };
-        normed = take(g.hidden);
-        qkv = take(qkv_width);
-        attended = take(attended_width);
-        gated = take(gated_width);
-        block = take(g.hidden);
+        take(normed, g.hidden);
+        take(qkv, qkv_width);
+        take(attended, attended_width);
+        take(gated, gated_width);
+        take(block, g.hidden);
+        take(bytes_of_rows, std::max<int64_t>({g.hidden, attended_width, gated_width}) + 3);
+        take(scales, 1);
         bytes = at - start;
     }
 };
 
 template <class T> struct Decode {
-    using E = typename T::E;
+    using E = typename T::A;
     const DecoderStep& g;
     int threads;
     Workspace<T> space;
@@ -78,7 +84,7 @@ template <class T> struct Decode {
     std::unique_ptr<Phase[]> phases;
     std::vector<float> partials;
     std::atomic<bool> bad{false};
-    static constexpr int PHASES_PER_LAYER = 11;
+    static constexpr int PHASES_PER_LAYER = 13;
 
     Decode(const DecoderStep& g, int threads) : g(g), threads(threads), space(g, g.workspace) {}
 
@@ -110,48 +116,70 @@ template <class T> struct Decode {
     }
     // Units of rows [first, last).
     template <class Row> void share_rows(Phase& phase, Row&& row) {
-        share(phase, (g.tokens + NORM_ROWS - 1) / NORM_ROWS, [&](int unit) {
-            for (int i = unit * NORM_ROWS; i < g.tokens && i < (unit + 1) * NORM_ROWS; i++) row(i);
+        share(phase, (g.tokens + ROWS_OF_A_UNIT - 1) / ROWS_OF_A_UNIT, [&](int unit) {
+            for (int i = unit * ROWS_OF_A_UNIT; i < g.tokens && i < (unit + 1) * ROWS_OF_A_UNIT; i++) row(i);
         });
     }
     E* residual(int row) const { return (E*)g.residual + (ptrdiff_t)row * g.hidden; }
-    E* own_rows() const {
-        static thread_local std::vector<E> rows;
-        if (rows.size() < (size_t)LOCAL_NORM_ROWS * g.hidden + 1) rows.resize((size_t)LOCAL_NORM_ROWS * g.hidden + 1);
+    // A buffer of this thread for LOCAL_ROWS rows.
+    template <class X, int PURPOSE = 0> static X* own(int width) {
+        static thread_local std::vector<X> rows;
+        if (rows.size() < (size_t)LOCAL_ROWS * width + W) rows.resize((size_t)LOCAL_ROWS * width + W);
         return rows.data();
     }
-    void project(Phase& phase, const Projection& p, const void* x, void* out, int64_t out_stride, int epilogue) {
-        LinearArgs args{x, p.weight, p.bias, out, out, p.k, out_stride, g.tokens, p.n, p.k, epilogue, g.activation, 0};
-        Units units = cut(args, sizeof(E), threads);
-        share(phase, units.count(), [&](int unit) { linear_unit<T>(args, units, unit); });
+    // A projection of rows that `fill(row, to)` writes: `to` has room for `width` entries. Few rows: each thread fills all of them for itself.
+    template <class Fill> void project(Phase*& phase, const Projection& p, E* shared, void* out, int64_t out_stride, int epilogue, Fill&& fill) {
+        bool local = g.tokens <= LOCAL_ROWS;
+        E* rows = local ? own<E>(p.k) : shared;
+        LinearArgs args{rows, p.weight, p.bias, out, out, nullptr, p.scale, p.sum, p.k, out_stride, g.tokens, p.n, p.k, epilogue, g.activation, 0};
+        uint8_t* bytes = nullptr;
+        float* scales = nullptr;
+        if (p.scale) {
+            args.x = bytes = local ? own<uint8_t>(round_up(p.k, 4)) : space.bytes_of_rows;
+            args.x_scale = scales = local ? own<float, 1>(1) : space.scales;
+            args.x_stride = round_up(p.k, 4);
+        }
+        auto make = [&](int i) {
+            const E* row = fill(i, rows + (ptrdiff_t)i * p.k);
+            if (bytes) scales[i] = quantize_row(row, p.k, bytes + i * args.x_stride);
+        };
+        if (!local) share_rows(*phase, make);
+        phase++;
+        Units units = cut(args, p.scale ? 1 : sizeof(E), threads);
+        bool ready = !local;
+        share(*phase++, units.count(), [&](int unit) {
+            for (int i = 0; !ready && i < g.tokens; i++) make(i);
+            ready = true;
+            if (p.scale) linear_unit<Int8, E>(args, units, unit);
+            else linear_unit<T, E>(args, units, unit);
+        });
     }
-    // norm(residual) times a projection.
-    void norm_and_project(Phase*& phase, const void* norm, const Projection& p, void* out, int64_t out_stride, int epilogue) {
-        auto to = [&](E* rows, int i) { norm_row(residual(i), (const E*)norm, rows + (ptrdiff_t)i * g.hidden, g.hidden, g.eps, g.offset); };
-        if (g.tokens > LOCAL_NORM_ROWS) {
-            share_rows(*phase++, [&](int i) { to(space.normed, i); });
-            project(*phase++, p, space.normed, out, out_stride, epilogue);
+    // Of rows that are there already.
+    void project(Phase*& phase, const Projection& p, const E* x, void* out, int64_t out_stride, int epilogue) {
+        if (p.scale) {
+            project(phase, p, nullptr, out, out_stride, epilogue, [&](int i, E*) { return x + (ptrdiff_t)i * p.k; });
             return;
         }
         phase++;
-        E* rows = own_rows();
-        LinearArgs args{rows, p.weight, p.bias, out, out, p.k, out_stride, g.tokens, p.n, p.k, epilogue, g.activation, 0};
+        LinearArgs args{x, p.weight, p.bias, out, out, nullptr, nullptr, nullptr, p.k, out_stride, g.tokens, p.n, p.k, epilogue, g.activation, 0};
         Units units = cut(args, sizeof(E), threads);
-        bool ready = false;
-        share(*phase++, units.count(), [&](int unit) {
-            for (int i = 0; !ready && i < g.tokens; i++) to(rows, i);
-            ready = true;
-            linear_unit<T>(args, units, unit);
+        share(*phase++, units.count(), [&](int unit) { linear_unit<T, E>(args, units, unit); });
+    }
+    // norm(residual) times a projection.
+    void norm_and_project(Phase*& phase, const void* norm, const Projection& p, void* out, int64_t out_stride, int epilogue) {
+        project(phase, p, space.normed, out, out_stride, epilogue, [&](int i, E* to) {
+            norm_row(residual(i), (const E*)norm, to, g.hidden, g.eps, g.offset);
+            return to;
         });
     }
     // residual += projection of x, normed before if there is a norm.
     void project_and_add(Phase*& phase, const Projection& p, const E* x, const void* post_norm) {
         if (!post_norm) {
-            project(*phase++, p, x, g.residual, g.hidden, ADD);
+            project(phase, p, x, g.residual, g.hidden, ADD);
             phase++;
             return;
         }
-        project(*phase++, p, x, space.block, g.hidden, STORE);
+        project(phase, p, x, space.block, g.hidden, STORE);
         share_rows(*phase++, [&](int i) {
             E* block = space.block + (ptrdiff_t)i * g.hidden;
             norm_row(block, (const E*)post_norm, block, g.hidden, g.eps, g.offset);

@@ -5,16 +5,20 @@
 #include <utility>
 #include "vec.h"
 
-// Types of an operand: E, its entry; STEP, how many entries of a row go into one product of a 32-bit lane.
+// Types of a product: A and B, their entries; STEP, how many entries of a row go into one product of a 32-bit lane; V, sixteen sums.
 struct F32 {
-    using E = float;
+    using A = float;
+    using B = float;
+    using V = f32x16;
     static constexpr int STEP = 1;
-    static INLINE f32x16 dot(f32x16 acc, const E* a, f32x16 b) { return acc + splat(*a) * b; }
+    static INLINE V dot(V acc, const A* a, V b) { return acc + splat(*a) * b; }
 };
 struct BF16 {
-    using E = bf16;
+    using A = bf16;
+    using B = bf16;
+    using V = f32x16;
     static constexpr int STEP = 2;
-    static INLINE f32x16 dot(f32x16 acc, const E* a, f32x16 b) {
+    static INLINE V dot(V acc, const A* a, V b) {
         uint32_t pair;
         memcpy(&pair, a, 4);
 #ifdef __AVX512BF16__
@@ -26,16 +30,33 @@ struct BF16 {
 #endif
     }
 };
+struct Int8 {  // A is a signed number plus 128, because the instruction wants one side unsigned
+    using A = uint8_t;
+    using B = int8_t;
+    using V = i32x16;
+    static constexpr int STEP = 4;
+    static INLINE V dot(V acc, const A* a, V b) {
+        uint32_t four;
+        memcpy(&four, a, 4);
+#ifdef __AVX512VNNI__
+        return (V)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32((int)four), (__m512i)b);
+#else
+        for (int i = 0; i < 4; i++) acc = acc + (int32_t)(four >> 8 * i & 255) * (b << (24 - 8 * i) >> 24);
+        return acc;
+#endif
+    }
+};
 
 constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 // C[m, n] (+)= A[m, :] . B[:, n] for MR rows and 16 NV columns. Vector v of a step lies at b + v / 2 * panel + v % 2 * pitch; the next step is
 // `stride` entries on.
 template <class T> struct Product {
-    const typename T::E *a, *b;
+    const typename T::A* a;
+    const typename T::B* b;
     ptrdiff_t lda, stride, pitch, panel;
     int steps;
-    float* c;
+    void* c;  // [rows, ldc], 32 bits each
     ptrdiff_t ldc;
     bool accumulate;
     const char* soon;       // what will be needed next: fetched along the way, soon_stride bytes a step (0: nothing)
@@ -43,15 +64,21 @@ template <class T> struct Product {
 };
 
 template <class T, int MR, int NV> static void multiply(const Product<T>& p) {
-    f32x16 acc[MR][NV];
+    using V = typename T::V;
+    V acc[MR][NV];
+    char* c = (char*)p.c;
 #pragma GCC unroll 12
     for (int m = 0; m < MR; m++)
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; v++) acc[m][v] = p.accumulate ? load(p.c + m * p.ldc + v * W) : splat(0.f);
-    const typename T::E *a = p.a, *b = p.b;
+        for (int v = 0; v < NV; v++) {
+            acc[m][v] = V{};
+            if (p.accumulate) memcpy(&acc[m][v], c + (m * p.ldc + v * W) * 4, 64);
+        }
+    const typename T::A* a = p.a;
+    const typename T::B* b = p.b;
     for (int k = 0; k < p.steps; k++, a += T::STEP, b += p.stride) {
         __builtin_prefetch(p.soon + k * p.soon_stride, 0, 2);
-        f32x16 column[NV];
+        V column[NV];
 #pragma GCC unroll 4
         for (int v = 0; v < NV; v++) memcpy(&column[v], b + v / 2 * p.panel + v % 2 * p.pitch, 64);
 #pragma GCC unroll 12
@@ -62,7 +89,7 @@ template <class T, int MR, int NV> static void multiply(const Product<T>& p) {
 #pragma GCC unroll 12
     for (int m = 0; m < MR; m++)
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; v++) store(p.c + m * p.ldc + v * W, acc[m][v]);
+        for (int v = 0; v < NV; v++) memcpy(c + (m * p.ldc + v * W) * 4, &acc[m][v], 64);
 }
 
 template <class T, int NV, int... M> static INLINE void multiply_rows(const Product<T>& p, int rows, std::integer_sequence<int, M...>) {
@@ -90,11 +117,11 @@ template <class Body> static INLINE void for_row_blocks(int rows, int most, Body
 
 // All rows of a product, NV vectors wide.
 template <class T, int NV> static void multiply_all(Product<T> p, int rows) {
-    const typename T::E* a = p.a;
-    float* c = p.c;
+    const typename T::A* a = p.a;
+    char* c = (char*)p.c;
     for_row_blocks(rows, MAX_ROWS<NV>, [&](int first, int count) {
         p.a = a + first * p.lda;
-        p.c = c + first * p.ldc;
+        p.c = c + first * p.ldc * 4;
         multiply<T, NV>(p, count);
     });
 }

@@ -28,12 +28,12 @@ EXPORT const char* trivium_features() {
 }
 
 EXPORT void trivium_rms_norm(int type, const NormArgs* g, int threads) {
-    by_type(type, [&]<class T>(T) { parallel_rows(threads, g->rows, [&](int row) { rms_norm_row<typename T::E>(*g, row); }); });
+    by_type(type, [&]<class T>(T) { parallel_rows(threads, g->rows, [&](int row) { rms_norm_row<typename T::A>(*g, row); }); });
 }
 
 EXPORT void trivium_act_and_mul(int type, const void* x, int64_t stride, void* out, int rows, int n, int kind, int threads) {
     by_type(type, [&]<class T>(T) {
-        using E = typename T::E;
+        using E = typename T::A;
         parallel_rows(threads, rows, [&](int row) { act_and_mul_row((const E*)x + row * stride, (E*)out + (ptrdiff_t)row * n, n, kind); });
     });
 }
@@ -42,27 +42,45 @@ EXPORT int trivium_prepare_qkv(int type, const QKVArgs* g, int threads) {
     std::atomic<bool> bad{false};
     by_type(type, [&]<class T>(T) {
         parallel_rows(threads, g->rows, [&](int row) {
-            if (!prepare_qkv<typename T::E>(*g, row)) bad = true;
+            if (!prepare_qkv<typename T::A>(*g, row)) bad = true;
         });
     });
     return bad;
 }
 
 EXPORT int64_t trivium_packed_entries(int type, int64_t n, int64_t k) {
+    if (type == 2) return packed_entries<Int8>(n, k);
     return by_type(type, [&]<class T>(T) { return packed_entries<T>(n, k); });
 }
 
 EXPORT void trivium_pack_weight(int type, const void* w, int64_t stride, int n, int k, void* out, int threads) {
-    by_type(type, [&]<class T>(T) {
-        using E = typename T::E;
-        parallel_rows(threads, num_panels(n), [&](int panel) { pack_panel<T>((const E*)w, stride, n, k, (E*)out, panel); });
-    });
+    auto pack = [&]<class T>(T) {
+        using B = typename T::B;
+        parallel_rows(threads, num_panels(n), [&](int panel) { pack_panel<T>((const B*)w, stride, n, k, (B*)out, panel); });
+    };
+    if (type == 2) pack(Int8{});
+    else by_type(type, pack);
 }
 
+// x has the type of out; the weight too, or int8 if there are scales.
 EXPORT void trivium_linear(int type, const LinearArgs* g, int threads) {
     by_type(type, [&]<class T>(T) {
-        Units units = cut(*g, sizeof(typename T::E), threads);
-        parallel_units(threads, units.count(), [&](int unit) { linear_unit<T>(*g, units, unit); });
+        using E = typename T::A;
+        if (!g->w_scale) {
+            Units units = cut(*g, sizeof(E), threads);
+            parallel_units(threads, units.count(), [&](int unit) { linear_unit<T, E>(*g, units, unit); });
+            return;
+        }
+        LinearArgs args = *g;
+        int64_t width = round_up(g->k, Int8::STEP);
+        std::vector<uint8_t> rows(g->rows * width);
+        std::vector<float> scales(g->rows);
+        parallel_rows(threads, g->rows, [&](int i) { scales[i] = quantize_row((const E*)g->x + i * g->x_stride, g->k, rows.data() + i * width); });
+        args.x = rows.data();
+        args.x_stride = width;
+        args.x_scale = scales.data();
+        Units units = cut(args, 1, threads);
+        parallel_units(threads, units.count(), [&](int unit) { linear_unit<Int8, E>(args, units, unit); });
     });
 }
 

@@ -12,11 +12,14 @@ enum Epilogue {
 };
 
 struct LinearArgs {
-    const void* x;          // [rows, K], row stride x_stride; for bf16 and odd K readable one entry further
+    const void* x;          // [rows, K], row stride x_stride; entries up to the next multiple of STEP are read, and count nothing
     const void* weight;     // packed
     const float* bias;      // [padded N] or null
     void* out;              // [rows, N] (ACT_MUL: [rows, N / 2]), row stride out_stride
     const void* residual;   // ADD: what is added, laid out as out; may be out
+    const float* x_scale;   // int8: [rows], else null
+    const float* w_scale;   // int8: [padded N], else null
+    const int32_t* w_sum;   // int8: [padded N], 128 times each column's sum: what adding 128 to x brought in
     int64_t x_stride, out_stride;
     int32_t rows, n, k;
     int32_t epilogue, activation;
@@ -29,14 +32,40 @@ template <class T> static int64_t packed_entries(int64_t n, int64_t k) {
     return (int64_t)num_panels((int)n) * PANEL * round_up((int)k, T::STEP);
 }
 
-template <class T> static void pack_panel(const typename T::E* w, int64_t stride, int n, int k, typename T::E* out, int panel) {
+template <class T> static void pack_panel(const typename T::B* w, int64_t stride, int n, int k, typename T::B* out, int panel) {
     int steps = (k + T::STEP - 1) / T::STEP;
-    typename T::E* to = out + (ptrdiff_t)panel * steps * PANEL * T::STEP;
+    typename T::B* to = out + (ptrdiff_t)panel * steps * PANEL * T::STEP;
     for (int c = 0; c < PANEL; c++) {
         int column = panel * PANEL + c;
         for (int at = 0; at < steps * T::STEP; at++)
             to[((ptrdiff_t)(at / T::STEP) * PANEL + c) * T::STEP + at % T::STEP] = column < n && at < k ? w[column * stride + at] : 0;
     }
+}
+
+// A row of activations to int8 plus 128, and its scale: symmetric, the largest magnitude becomes 127. Padded to a multiple of 4.
+template <class E> static INLINE float quantize_row(const E* x, int n, uint8_t* out) {
+    f32x16 top = {};
+    for (int i = 0; i < n; i += W) {
+        f32x16 v = load_at(x, i, n);
+        top = vmax(select(v < 0.f, -v, v), top);
+    }
+    float largest = maximum(top), scale = largest / 127.f, inverse = largest > 0.f ? 127.f / largest : 0.f;
+    for (int i = 0; i < n; i += W) {
+        // To nearest, ties to even, by adding 1.5 * 2^23; the low byte of the sum is the number, plus 128 to make it unsigned.
+        u32x16 bits = as_u32(load_at(x, i, n) * inverse + (12582912.f + 128.f));
+        using u8x16 = uint8_t __attribute__((vector_size(16)));
+        u8x16 bytes = __builtin_convertvector(bits & 255, u8x16);
+        memcpy(out + i, &bytes, n - i < W ? round_up(n - i, 4) : W);
+    }
+    return scale;
+}
+
+// Sums of int8 products to numbers, in place.
+static INLINE void dequantize(const LinearArgs& g, int row, int column, void* c) {
+    i32x16 sums, offset;
+    memcpy(&sums, c, 64);
+    memcpy(&offset, g.w_sum + column, 64);
+    store((float*)c, __builtin_convertvector(sums - offset, f32x16) * (load(g.w_scale + column) * g.x_scale[row]));
 }
 
 // Sixteen results of one row, at c, to where they go.
@@ -63,11 +92,18 @@ template <class E, int KIND> static INLINE void finish_gated(const LinearArgs& g
     store((E*)g.out + (ptrdiff_t)row * g.out_stride + column, activate<KIND>(gate) * up);
 }
 
-// A block of results: rows by 2 VECTORS columns; with ACT_MUL the first half of a row of c is gate, the second up.
-template <class E, int VECTORS> static void finish_block(const LinearArgs& g, int row, int rows, int column, const float* c) {
+// A block of results: rows by 16 VECTORS columns; with ACT_MUL the first half of a row of c is gate, the second up.
+template <class T, class E, int VECTORS> static void finish_block(const LinearArgs& g, int row, int rows, int column, float* c) {
     constexpr int WIDTH = VECTORS * W;
+    bool gated = g.epilogue == ACT_MUL;
     for (int m = 0; m < rows; m++, c += WIDTH) {
-        if (g.epilogue != ACT_MUL) {
+        if constexpr (T::STEP == 4)
+            for (int v = 0; v < VECTORS; v++) {
+                bool is_up = gated && v >= VECTORS / 2;
+                int at = is_up ? g.n / 2 + column + (v - VECTORS / 2) * W : column + v * W;
+                if (at < g.n) dequantize(g, row + m, at, c + v * W);
+            }
+        if (!gated) {
             for (int v = 0; v < VECTORS && column + v * W < g.n; v++) finish<E>(g, row + m, column + v * W, c + v * W);
             continue;
         }
@@ -104,8 +140,9 @@ static INLINE Units cut(const LinearArgs& g, int entry_size, int threads) {
 }
 
 // One thread's run over panels [first, last) and rows [from, from + rows).
-template <class T> struct LinearRun {
-    using E = typename T::E;
+template <class T, class E> struct LinearRun {
+    using A = typename T::A;
+    using B = typename T::B;
     const LinearArgs& g;
     int from, rows, first, last, steps;
     ptrdiff_t size;  // entries of a panel
@@ -124,31 +161,31 @@ template <class T> struct LinearRun {
         size = (ptrdiff_t)steps * PANEL * T::STEP;
         gated = g.epilogue == ACT_MUL;
     }
-    const E* panel_at(int panel) const { return (const E*)g.weight + panel * size; }
+    const B* panel_at(int panel) const { return (const B*)g.weight + panel * size; }
     ptrdiff_t up() const { return (ptrdiff_t)(g.n / 2 / PANEL) * size; }
-    const E* row_at(int row) const { return (const E*)g.x + (ptrdiff_t)row * g.x_stride; }
+    const A* row_at(int row) const { return (const A*)g.x + (ptrdiff_t)row * g.x_stride; }
 
     // Few rows: memory is what takes time, each panel is read once, in two streams.
     void wide(int panel) const {
-        float c[MAX_ROWS<4> * 4 * W];
+        alignas(64) float c[MAX_ROWS<4> * 4 * W];
         multiply<T, 4>({row_at(from), panel_at(panel), g.x_stride, PANEL * T::STEP, W * T::STEP, gated ? up() : size, steps, c, 4 * W, false,
                         (const char*)g.weight, 0}, rows);
-        finish_block<E, 4>(g, from, rows, panel * PANEL, c);
+        finish_block<T, E, 4>(g, from, rows, panel * PANEL, c);
     }
     // More rows: from the second block on the panel is in the cache, and the next one is fetched in the meantime, a line a step.
     void narrow(int half) const {  // of a panel (gated: of panels of gate and up), 16 columns; else a whole panel is two halves at once
         int panel = gated ? half / 2 : half, column = panel * PANEL + (gated ? half % 2 * W : 0);
-        const E* b = panel_at(panel) + (gated ? half % 2 * W * T::STEP : 0);
-        const E* next = gated && half % 2 == 0 ? b + W * T::STEP : panel_at(panel + 1);
-        const E* lines[2] = {next, next + (gated ? up() : W * T::STEP)};
+        const B* b = panel_at(panel) + (gated ? half % 2 * W * T::STEP : 0);
+        const B* next = gated && half % 2 == 0 ? b + W * T::STEP : panel_at(panel + 1);
+        const B* lines[2] = {next, next + (gated ? up() : W * T::STEP)};
         bool is_last = panel + 1 >= last && !(gated && half % 2 == 0);
         int done = 0;
         for_row_blocks(rows, MAX_ROWS<2>, [&](int row, int count) {
-            float c[MAX_ROWS<2> * 2 * W];
+            alignas(64) float c[MAX_ROWS<2> * 2 * W];
             bool fetch = done < 2 && !is_last && rows > MAX_ROWS<2>;
             multiply<T, 2>({row_at(from + row), b, g.x_stride, PANEL * T::STEP, gated ? up() : W * T::STEP, 0, steps, c, 2 * W, false,
-                            (const char*)(fetch ? lines[done] : g.weight), fetch ? PANEL * T::STEP * (ptrdiff_t)sizeof(E) : 0}, count);
-            finish_block<E, 2>(g, from + row, count, column, c);
+                            (const char*)(fetch ? lines[done] : g.weight), fetch ? PANEL * T::STEP * (ptrdiff_t)sizeof(B) : 0}, count);
+            finish_block<T, E, 2>(g, from + row, count, column, c);
             done++;
         });
     }
@@ -164,4 +201,5 @@ template <class T> struct LinearRun {
     }
 };
 
-template <class T> static void linear_unit(const LinearArgs& g, const Units& units, int unit) { LinearRun<T>(g, units, unit).run(); }
+// E: the type of what goes out.
+template <class T, class E> static void linear_unit(const LinearArgs& g, const Units& units, int unit) { LinearRun<T, E>(g, units, unit).run(); }
