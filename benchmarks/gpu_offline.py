@@ -41,7 +41,7 @@ def make_prompts(requests: int, length: int) -> list[dict[str, list[int]]]:
     return [{"prompt_token_ids": [source.randrange(256, 120_000) for _ in range(length)]} for _ in range(requests)]
 
 
-def measure(engine: str, model: str, workloads: list[str], max_model_len: int) -> None:
+def measure(engine: str, model: str, workloads: list[str], max_model_len: int, tensor_parallel_size: int) -> None:
     """Runs inside the engine's own process."""
     module: Any = importlib.import_module(engine)
     begin = time.perf_counter()
@@ -50,6 +50,7 @@ def measure(engine: str, model: str, workloads: list[str], max_model_len: int) -
         load_format="dummy",
         dtype="bfloat16",
         max_model_len=max_model_len,
+        tensor_parallel_size=tensor_parallel_size,
         gpu_memory_utilization=0.9,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
@@ -92,18 +93,20 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="*", help="REQUESTSxIN/OUT")
     parser.add_argument("--peer", help="import path of another engine with LLM and SamplingParams, e.g. vllm")
     parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     args = parser.parse_args()
     workloads = args.workloads or DEFAULT_WORKLOADS.get(args.shape, ["1x128/32", "8x128/32"])
     if args.measure:
-        measure(args.measure, args.model, workloads, args.max_model_len)
+        measure(args.measure, args.model, workloads, args.max_model_len, args.tensor_parallel_size)
         return
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_speed_model(Path(folder), args.shape)
         for engine in ["trivium", *([args.peer] if args.peer else [])]:
             command = [sys.executable, __file__, "--measure", engine, "--model", str(model), "--max-model-len", str(args.max_model_len)]
+            command += ["--tensor-parallel-size", str(args.tensor_parallel_size)]
             done = subprocess.run([*command, "--workloads", *workloads], stdout=subprocess.PIPE, text=True, check=False)
             for line in done.stdout.splitlines():
                 if line.startswith("{"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -13,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from trivium.client.process import EngineProcess
+from trivium.client.stream import OutputStream
 from trivium.config import EngineConfig
 from trivium.errors import EngineDead, NotReady, TriviumError, error_from_slug
 from trivium.protocol.messages import (
@@ -45,40 +45,6 @@ MAX_FAILED_STARTS: Final = 5
 """Restarts in a row that never became ready before the client gives up."""
 
 
-class _Stream:
-    """Outputs of one request, in order, from the receiving task to the one consumer."""
-
-    __slots__ = ("_failure", "_outputs", "_waiter")
-
-    def __init__(self) -> None:
-        self._outputs: deque[TokenOutput] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._failure: TriviumError | None = None
-
-    def put(self, output: TokenOutput) -> None:
-        self._outputs.append(output)
-        self._wake()
-
-    def fail(self, error: TriviumError) -> None:
-        self._failure = error
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def get(self) -> TokenOutput:
-        while not self._outputs:
-            if self._failure is not None:
-                raise self._failure
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._outputs.popleft()
-
-
 class EngineClient:
     """Submit sequences, get their tokens back. Belongs to the event loop it was started in.
 
@@ -93,7 +59,7 @@ class EngineClient:
         self.failure: TriviumError | None = None
         self.num_restarts = 0
         self._on_progress = on_progress
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, OutputStream] = {}
         self._stats = EngineStats()
         self._stats_listeners: list[Callable[[EngineStats], None]] = []
         self._probes: dict[int, asyncio.Future[EngineStats]] = {}
@@ -128,7 +94,7 @@ class EngineClient:
         if self.ready is None:
             raise self._not_ready()
         assert request.request_id not in self._streams, f"request id {request.request_id} is in use"
-        stream = self._streams[request.request_id] = _Stream()
+        stream = self._streams[request.request_id] = OutputStream()
         self._send(request)
         is_finished = False
         try:

@@ -95,6 +95,7 @@ class InProcessEngine:
         for own_outputs in by_name.values():
             assert [output.finish_reason is not None for output in own_outputs].count(True) == 1
             assert own_outputs[-1].finish_reason is not None
+        self.engine.scheduler.check_integrity(thorough=True)
         assert self.engine.scheduler.pool.num_free == self.engine.scheduler.pool.num_usable
         return list(by_name.values())
 
