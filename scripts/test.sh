@@ -10,6 +10,12 @@ failed=()
 
 scripts/check.sh || failed+=("static checks")
 
+if command -v g++ c++ >/dev/null; then
+    printf '\n\033[1m== CPU kernels\033[0m\n'
+    # Their tests are skipped where there is no compiler; where there is one, a failed build must not pass as that.
+    $python -m trivium.ops.cpu.build || failed+=("CPU kernels")
+fi
+
 printf '\n\033[1m== tests/null within its time\033[0m\n'
 # Processor time, so that a busy machine does not fail the build.
 times=$(mktemp)

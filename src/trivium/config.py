@@ -115,7 +115,7 @@ class EngineConfig:
     device: Device = doc("auto", "cpu or cuda; auto: a GPU if there is one.")
     attention_backend: str = doc("auto", "auto, triton, flashinfer, flash_attention, cpu or reference.")
     enforce_eager: bool = doc(False, "Neither CUDA graphs nor compiled code.")
-    batch_invariant: bool | None = doc(None, "The same tokens bit for bit whatever else is in the batch; default: where it costs under 5 %.")
+    batch_invariant: bool | None = doc(None, "The same tokens bit for bit alone and in any batch; default: on a CPU, where it costs nothing. Refused on GPUs and over several ranks.")
     num_threads: int | None = doc(None, "CPU threads of the engine; default: all physical cores.")
 
 

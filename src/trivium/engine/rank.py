@@ -79,7 +79,10 @@ def build_rank(config: EngineConfig, parallel: ParallelContext, report: Report) 
         rows=rows,
         device=device,
     )
-    budget = _cache_budget(config, resolved, runner, memory, report) if device.type == "cuda" else available_host_memory() // CPU_SHARE // parallel.size
+    if device.type == "cuda":
+        budget = _cache_budget(config, resolved, runner, memory, report)
+    else:
+        budget = available_host_memory() // CPU_SHARE // parallel.size
     num_blocks = parallel.minimum(choose_num_blocks(layers, config.cache, resolved, dtype, budget))
     runner.caches = allocate_caches(layers, num_blocks, resolved.block_size, dtype, device)
     memory["kv_cache"] = num_blocks * block_bytes(layers, resolved.block_size, dtype)

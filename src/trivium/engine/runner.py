@@ -171,5 +171,3 @@ class Runner:
                 targets = self.staging.ship(np.array(prompt[first + offset + 1 : first + stop + 1], dtype=np.int64))
                 output = self.sampler.prompt_logprobs(logits, targets, top_k).to_host(self.staging.fetch)
                 pending.prompt_logprobs.append(_PromptLogprobs(row, output))
-
-

@@ -26,7 +26,7 @@ def compile_kernels(runner: Runner, resolved: ResolvedConfig, *, with_graphs: bo
     with compile_ahead():
         for num_tokens in DRY_PROMPTS:
             for cached in _cached(resolved):
-                runner.launch(prompt_step(resolved, num_tokens, cached=cached)).result()
+                runner.launch(prompt_step(resolved, num_tokens, cached=cached))
         if graphs is not None:
             for bucket in sizes:
                 graphs.run_dry(bucket)

@@ -58,8 +58,8 @@ class Attention(Layer):
             softcap=spec.softcap,
         )
 
-    def __call__(self, x: Tensor, batch: ForwardBatch, cache: KVCache, residual: Tensor | None = None) -> Tensor | None:
-        """x [T, hidden] → [T, hidden]; None if it was added to `residual` [T, hidden] instead, which it may be."""
+    def __call__(self, x: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """x [T, hidden] → [T, hidden]."""
         qkv, args = self.qkv(x), self.args
         is_fresh = self.backend.wants_fresh(batch, args, qkv.dtype)
         query = prepare_qkv(
@@ -82,10 +82,7 @@ class Attention(Layer):
             out = self.backend.forward_fresh(query, key, value, cache, batch, args)  # [T, heads, head_dim]
         else:
             out = self.backend.forward(query, cache, batch, args)
-        out = out.flatten(1)
-        if residual is not None and self.parallel.size == 1 and self.output.add_to(residual, out):
-            return None
-        return self.parallel.all_reduce(self.output(out))
+        return self.parallel.all_reduce(self.output(out.flatten(1)))
 
 
 def kv_head_range(num_kv_heads: int, rank: int, size: int) -> tuple[int, int]:

@@ -36,10 +36,7 @@ class FeedForward(Layer):
         self.parallel = parallel
         self.reduce = reduce
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor | None:
-        """x [T, hidden] → [T, hidden]; None if it was added to `residual` [T, hidden] instead, which it may be."""
-        activated = self.gate_up.gated(x, self.activation)
-        if residual is not None and self.parallel.size == 1 and self.down.add_to(residual, activated):
-            return None
-        out = self.down(activated)
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, hidden] → [T, hidden]."""
+        out = self.down(self.gate_up.gated(x, self.activation))
         return self.parallel.all_reduce(out) if self.reduce else out

@@ -16,7 +16,7 @@ from torch import Tensor
 from trivium.errors import ConfigError
 from trivium.layers.base import BuildContext, Layer, Slot
 from trivium.ops.activation import act_and_mul
-from trivium.ops.linear import PackedWeight, gated_linear, linear, try_linear_add, try_pack_weight
+from trivium.ops.linear import PackedWeight, gated_linear, linear, try_pack_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,6 @@ class LinearMethod(ABC):
         """`act_and_mul` of the product: x [T, in_features] → [T, out_features / 2]."""
         return act_and_mul(self.apply(layer, x), kind)
 
-    def try_add(self, layer: Linear, x: Tensor, residual: Tensor) -> bool:
-        """`residual += product` in place, if that costs less than adding later. False: nothing was done."""
-        return False
-
 
 class Linear(Layer):
     """`x @ weight.T + bias`, without any communication. Sizes are this rank's."""
@@ -96,10 +92,6 @@ class Linear(Layer):
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.method.apply(self, x)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> bool:
-        """`residual += product` in place, if that costs less than adding later. False: nothing was done."""
-        return self.method.try_add(self, x, residual)
 
     def gated(self, x: Tensor, kind: str) -> Tensor:
         """x [T, in_features] → `act_and_mul` of the product, [T, out_features / 2]."""
@@ -162,9 +154,6 @@ class PlainLinear(LinearMethod):
             return act_and_mul(layer.packed(x, layer.bias), kind)
         assert layer.weight is not None
         return gated_linear(x, layer.weight, layer.bias, kind)
-
-    def try_add(self, layer: Linear, x: Tensor, residual: Tensor) -> bool:
-        return layer.weight is not None and try_linear_add(x, layer.weight, layer.bias, residual)
 
 
 def bias_slots(layer: Linear) -> list[Slot]:

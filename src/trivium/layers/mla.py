@@ -64,7 +64,7 @@ class LatentAttention(Layer):
         self.parallel = parallel
         self.args = AttentionArgs(num_heads=self.num_heads, num_kv_heads=1, head_dim=spec.kv_lora_rank + spec.rope_dim, scale=spec.scale)
 
-    def __call__(self, x: Tensor, batch: ForwardBatch, cache: KVCache, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """x [T, hidden] → [T, hidden]."""
         spec = self.spec
         query = self._query(x).view(x.shape[0], self.num_heads, spec.nope_dim + spec.rope_dim)

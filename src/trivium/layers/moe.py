@@ -44,7 +44,7 @@ class MixtureOfExperts(Layer):
         self.activation = activation
         self.parallel = parallel
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """x [T, hidden] → [T, hidden]."""
         weights, ids = self.router(x)
         out = self.experts(x, weights, ids, self.activation)

@@ -20,10 +20,8 @@ class RMSNorm(Layer):
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps, offset=self.offset)
 
-    def add(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm of x + residual, x + residual); None: there is nothing to add, or it has been added."""
-        if x is None:
-            return self(residual), residual
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm of x + residual, x + residual)."""
         return add_rms_norm(x, residual, self.weight, self.eps, offset=self.offset)
 
     def slots(self) -> list[Slot]:

@@ -48,6 +48,7 @@ class Decoder(Layer):
         hidden: Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden, residual = layer(hidden, residual, batch, cache)
+        assert hidden is not None
         return self.norm.add(hidden, residual)[0]
 
     def compute_logits(self, hidden: Tensor, *, widen: bool = True) -> Tensor:
@@ -78,17 +79,18 @@ class DecoderLayer(Layer):
         self.feed_forward = _create_feed_forward(spec, layer, names, context)
         self.post_feed_forward_norm = norm(names.post_feed_forward_norm) if spec.post_norms else None
 
-    def __call__(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: KVCache) -> tuple[Tensor | None, Tensor]:
-        """hidden [T, hidden] is the block output not yet added to `residual`; None before the first layer, or if it has been added."""
-        x, residual = self.input_norm.add(hidden, residual)
-        hidden = self.attention(x, batch, cache, residual if self.post_attention_norm is None else None)
+    def __call__(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """hidden [T, hidden] is the block output not yet added to `residual` (None before the first layer)."""
+        if hidden is None:
+            hidden = self.input_norm(residual)
+        else:
+            hidden, residual = self.input_norm.add(hidden, residual)
+        hidden = self.attention(hidden, batch, cache)
         if self.post_attention_norm is not None:
-            assert hidden is not None
             hidden = self.post_attention_norm(hidden)
-        x, residual = self.feed_forward_norm.add(hidden, residual)
-        hidden = self.feed_forward(x, residual if self.post_feed_forward_norm is None else None)
+        hidden, residual = self.feed_forward_norm.add(hidden, residual)
+        hidden = self.feed_forward(hidden)
         if self.post_feed_forward_norm is not None:
-            assert hidden is not None
             hidden = self.post_feed_forward_norm(hidden)
         return hidden, residual
 

@@ -46,12 +46,6 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> T
     return act_and_mul(linear(x, weight, bias), kind)
 
 
-def try_linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> bool:
-    """`residual += linear(x)` in place, if that costs less than adding later: x [T, K], residual [T, N]. False: nothing was done."""
-    fast = fast_path("linear_add", x)
-    return fast is not None and fast(x, weight, bias, residual)
-
-
 def try_pack_weight(weight: Tensor) -> PackedWeight | None:
     """The weight [N, K] packed for this device, or None where the plain layout is as good. The caller may drop `weight` afterwards."""
     if fast := fast_path("pack_weight", weight):

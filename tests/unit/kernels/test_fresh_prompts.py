@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from helpers_kernels import DEVICE, ON_GPU, assert_close, make_batch, make_cache, randn
@@ -28,8 +30,8 @@ MIXES = [
 def stand_in(query: Tensor, key: Tensor, value: Tensor, rows: FreshRows, args: AttentionArgs) -> Tensor:
     out = torch.empty_like(query)
     bounds = rows.starts.tolist()
-    assert max(end - begin for begin, end in zip(bounds, bounds[1:], strict=False)) == rows.max_len
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    assert max(end - begin for begin, end in itertools.pairwise(bounds)) == rows.max_len
+    for begin, end in itertools.pairwise(bounds):
         q, k, v = (part[begin:end].transpose(0, 1)[None] for part in (query, key, value))
         out[begin:end] = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=args.scale, enable_gqa=True)[0].transpose(0, 1)
     return out

@@ -48,5 +48,3 @@ def test_configs_fill_their_warps() -> None:
             assert config.rows & (config.rows - 1) == 0
             assert config.num_warps & (config.num_warps - 1) == 0
             assert config.num_warps <= 16
-
-

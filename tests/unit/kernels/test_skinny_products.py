@@ -148,17 +148,3 @@ def test_counters_of_a_weight_stay_its_own() -> None:
     other = counters.for_weight(b, 10)
     assert abs(other.data_ptr() - first.data_ptr()) >= 40
     assert counters.for_weight(a, 1000).numel() >= 1000
-
-
-@pytest.mark.parametrize("m", [1, 2, 40])
-def test_adding_in_place(m: int) -> None:
-    x, weight, residual = randn(m, 512).to(HALF), randn(4096, 512, scale=0.05).to(HALF), randn(m, 4096).to(HALF)
-    want = expected(x, weight, None, residual=residual)
-    before = residual.clone()
-    added = linear.linear_add(x, weight, None, residual)
-    assert added == (linear.way(m, weight, HALF) == "library")
-    if added:
-        assert_close(residual, want, 1e-2)
-    else:
-        assert torch.equal(residual, before)
-    assert not linear.linear_add(x, weight, randn(4096).to(HALF), residual)

@@ -70,7 +70,6 @@ def checkpoint(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     spec = ModelSpec.from_config(plain)
-    model = build_model(spec, dtype=torch.float32, device="cpu", attention=create_attention_backend("reference", "cpu"), source=None)
     tensors: dict[str, torch.Tensor] = {}
     # Names and shapes as a plain model asks for them; the packed layers have forgotten theirs, so that a fresh one is asked.
     with dispatch.references_only("cpu"):
@@ -184,7 +183,7 @@ def test_shards_of_a_row_parallel_layer_add_up(fast: bool) -> None:
         context = BuildContext(
             dtype=torch.float32,
             device=torch.device("cpu"),
-            parallel=ParallelContext(rank, 2, None),
+            parallel=ParallelContext(rank, 2, object()),
             attention=create_attention_backend("reference", "cpu"),
             rope_table=lambda _: None,  # type: ignore[arg-type,return-value]
             linear_method=lambda _: Int8Linear(),

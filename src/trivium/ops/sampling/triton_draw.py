@@ -27,7 +27,7 @@ from trivium.ops.sampling.triton_common import (
     race_times,
     winner,
 )
-from trivium.ops.triton.launch import cdiv, next_pow2, on_device
+from trivium.ops.triton.launch import cdiv, next_pow2, on_device, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +126,11 @@ def draw_rows(logits: Tensor, table: SamplingTable, rows: Tensor, *, is_full: bo
     with on_device(logits):
         if is_full:
             triton_top_k.draw(logits, table, rows, work)
-        _best_of_piece[(num_lines, num_pieces)](
+        run(_best_of_piece, (num_lines, num_pieces))(
             logits, logits.stride(0), rows, table.floats, table.ints, work.is_drawn, work.best, work.best_ids, work.maxima, vocab_size, num_pieces,
             IS_FULL=is_full, PIECE=PIECE, num_warps=8,
         )  # fmt: skip
-        _best_of_line[(num_lines,)](
+        run(_best_of_line, (num_lines,))(
             work.best, work.best_ids, work.maxima, work.line_max, work.token_ids, work.outcome, rows, table.ints, work.is_drawn, num_pieces,
             IS_FULL=is_full, PIECES=next_pow2(num_pieces), num_warps=1,
         )  # fmt: skip

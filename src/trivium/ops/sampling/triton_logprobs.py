@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trivium.ops.triton.launch import on_device
+from trivium.ops.triton.launch import on_device, run
 
 TILE = 4096
 
@@ -42,5 +42,5 @@ def normalize(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
     ranks = torch.empty(num_lines, dtype=torch.int64, device=logits.device)
     if num_lines:
         with on_device(logits):
-            _normalize_kernel[(num_lines,)](logits, logits.stride(0), token_ids, sums, ranks, vocab_size, TILE=TILE, num_warps=8)
+            run(_normalize_kernel, (num_lines,))(logits, logits.stride(0), token_ids, sums, ranks, vocab_size, TILE=TILE, num_warps=8)
     return sums, ranks

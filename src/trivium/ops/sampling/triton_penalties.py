@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trivium.ops.sampling.table import SamplingTable
 from trivium.ops.sampling.triton_common import PIECE, penalized, seen_pointer
-from trivium.ops.triton.launch import cdiv, on_device
+from trivium.ops.triton.launch import cdiv, on_device, run
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def apply_penalties(logits: Tensor, table: SamplingTable, rows: Tensor) -> None:
     num_lines, vocab_size = logits.shape
     assert logits.stride(1) == 1
     with on_device(logits):
-        _apply_kernel[(num_lines, cdiv(vocab_size, PIECE))](
+        run(_apply_kernel, (num_lines, cdiv(vocab_size, PIECE)))(
             logits, logits.stride(0), rows, table.floats, table.ints, vocab_size, PIECE=PIECE, num_warps=8
         )
 
@@ -46,4 +46,4 @@ def apply_penalties(logits: Tensor, table: SamplingTable, rows: Tensor) -> None:
 def count_sampled(table: SamplingTable, rows: Tensor, outcome: Tensor) -> None:
     """One more of each token that is not negative, in the states that lines have."""
     with on_device(outcome):
-        _count_kernel[(len(rows),)](rows, table.ints, outcome, num_warps=1)
+        run(_count_kernel, (len(rows),))(rows, table.ints, outcome, num_warps=1)

@@ -36,7 +36,7 @@ from trivium.ops.sampling.triton_common import (
     winner,
 )
 from trivium.ops.sampling.triton_draw import DrawWork
-from trivium.ops.triton.launch import cdiv, next_pow2
+from trivium.ops.triton.launch import cdiv, next_pow2, run
 
 GROUP = 64
 CAPACITY = 2048
@@ -222,16 +222,16 @@ def draw(logits: Tensor, table: SamplingTable, rows: Tensor, work: DrawWork) -> 
     values = torch.empty(num_lines, CAPACITY, dtype=torch.float32, device=device)
     ids = torch.empty(num_lines, CAPACITY, dtype=torch.int32, device=device)
     source = (logits, logits.stride(0), rows, table.floats, table.ints)
-    _group_maxima[(num_lines, num_pieces)](*source, maxima, vocab_size, num_groups, PIECE=PIECE, GROUP=GROUP, num_warps=8)
-    _bounds[(num_lines,)](
+    run(_group_maxima, (num_lines, num_pieces))(*source, maxima, vocab_size, num_groups, PIECE=PIECE, GROUP=GROUP, num_warps=8)
+    run(_bounds, (num_lines,))(
         rows, table.floats, maxima, line_max, bounds, groups, group_counts, counts, work.is_drawn, num_groups,
         GROUPS=next_pow2(num_groups), STEPS=BOUND_STEPS, num_warps=4,
     )  # fmt: skip
-    _collect[(num_lines, COLLECTORS)](
+    run(_collect, (num_lines, COLLECTORS))(
         *source, bounds, groups, group_counts, counts, values, ids, vocab_size, num_groups,
         GROUP=GROUP, CHUNK=16, COLLECTORS=COLLECTORS, CAPACITY=CAPACITY, num_warps=4,
     )  # fmt: skip
-    _draw_line[(num_lines,)](
+    run(_draw_line, (num_lines,))(
         *source, line_max, bounds, counts, values, ids, work.is_drawn, work.token_ids, work.outcome, vocab_size,
         CAPACITY=CAPACITY, TILE=TILE, num_warps=4,
     )  # fmt: skip

@@ -32,6 +32,7 @@ from trivium.ops.sampling.triton_common import (
     winner,
 )
 from trivium.ops.sampling.triton_draw import DrawWork
+from trivium.ops.triton.launch import run
 
 CAPACITY = 2048
 """Tokens more likely than the first draw that are kept for the next; with more, a line is read again in each round."""
@@ -195,11 +196,11 @@ def redraw(logits: Tensor, table: SamplingTable, rows: Tensor, work: DrawWork) -
     values = torch.empty(num_lines, CAPACITY, dtype=torch.float32, device=logits.device)
     ids = torch.empty(num_lines, CAPACITY, dtype=torch.int32, device=logits.device)
     source = (logits, logits.stride(0), rows, table.floats, table.ints, work.is_drawn, work.outcome)
-    _weigh_piece[(num_lines, num_pieces)](*source, work.line_max, drawn, above, totals, vocab_size, PIECE=PIECE, num_warps=8)
-    _collect_piece[(num_lines, num_pieces)](
+    run(_weigh_piece, (num_lines, num_pieces))(*source, work.line_max, drawn, above, totals, vocab_size, PIECE=PIECE, num_warps=8)
+    run(_collect_piece, (num_lines, num_pieces))(
         *source, work.line_max, drawn, above, totals, counts, values, ids, vocab_size,
         PIECE=PIECE, CAPACITY=CAPACITY, PIECE_CAPACITY=PIECE_CAPACITY, num_warps=8,
     )  # fmt: skip
-    _finish_line[(num_lines,)](
+    run(_finish_line, (num_lines,))(
         *source, work.token_ids, work.line_max, drawn, above, totals, counts, values, ids, vocab_size, TILE=PIECE, CAPACITY=CAPACITY, num_warps=8
     )

@@ -35,7 +35,6 @@ def fast_paths() -> Mapping[str, Callable[..., Any]]:
         "prepare_qkv": qkv.prepare_qkv,
         "linear": linear.linear,
         "gated_linear": linear.gated_linear,
-        "linear_add": linear.linear_add,
         "fused_moe": moe.fused_moe,
         "attention": create_backend,
     }

@@ -27,8 +27,6 @@ SKINNY_ROWS = 16
 """Most rows for which the skinny kernel wins, and the elements of a weight from which it does; its rows must be long, too."""
 SKINNY_WEIGHT = 32 << 20
 MIN_WEIGHT = 64 * 64
-ADD_ROWS = 2
-"""Fewest rows for which the library's product adds to the residual stream in place."""
 
 _counters = ArrivalCounters()
 
@@ -68,15 +66,6 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> T
     if chosen == "gemv":
         return gemv(x, weight, bias, kind=kind)
     return matvec(x, weight, bias, kind=kind) if chosen == "matvec" else _skinny(x, weight, bias, kind=kind)
-
-
-def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> bool:
-    """`residual += linear(x)`, where the library does it: its kernels add what they find as they store, so that the norm that follows has
-    half as much to read and write."""
-    if bias is not None or x.shape[0] < ADD_ROWS or way(x.shape[0], weight, x.dtype) != "library" or residual.dtype != x.dtype:
-        return False
-    torch.addmm(residual, x, weight.t(), out=residual)
-    return True
 
 
 def _skinny(x: Tensor, weight: Tensor, bias: Tensor | None, *, kind: str = "") -> Tensor:
