@@ -77,7 +77,7 @@ class SchedulerConfig:
     """What runs in each step."""
 
     max_num_seqs: int | None = doc(None, "Most sequences that run at once; default: 1024 on a large GPU, 256 elsewhere, 64 on a CPU.")
-    max_num_batched_tokens: int | None = doc(None, "Token budget of one step; default: 8192 (16384 offline) on a large GPU, 2048 elsewhere, 512 on a CPU.")
+    max_num_batched_tokens: int | None = doc(None, "Token budget of one step; default: 8192 on a large GPU, 2048 elsewhere, 512 on a CPU.")
     scheduling_policy: SchedulingPolicy = doc("fcfs", "Order of the queue: first come first served, or by priority (lower first).")
     long_prefill_token_threshold: int = doc(0, "Most prompt tokens of one request in one step while others run; 0: no limit.")
     pipeline_depth: int = doc(1, "Steps in flight beyond the one whose results are awaited; 0 runs each step to its end first (for debugging).")
@@ -113,7 +113,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: Device = doc("auto", "cpu or cuda; auto: a GPU if there is one.")
-    attention_backend: str = doc("auto", "auto, triton, flashinfer, flash_attention, cpu or reference.")
+    attention_backend: str = doc("auto", "auto, triton or flash (GPU), cpu or reference.")
     enforce_eager: bool = doc(False, "Neither CUDA graphs nor compiled code.")
     batch_invariant: bool | None = doc(None, "The same tokens bit for bit alone and in any batch; default: on a CPU, where it costs nothing. Refused on GPUs and over several ranks.")
     num_threads: int | None = doc(None, "CPU threads of the engine; default: all physical cores.")

@@ -72,22 +72,21 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def validate(self) -> None:
-        _check_int("n", self.n, 1, MAX_N)
-        if self.n > 1 and self.is_greedy:
-            raise InvalidRequest(f"n must be 1 when temperature is 0 (greedy), got {self.n}.", param="n")
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if check_finite("repetition_penalty", self.repetition_penalty) <= 0.0:
             raise InvalidRequest(f"repetition_penalty must be greater than 0, got {self.repetition_penalty}.", param="repetition_penalty")
         _check_range("temperature", self.temperature, 0.0, 2.0)
+        _check_int("n", self.n, 1, MAX_N)
+        if self.n > 1 and self.is_greedy:
+            raise InvalidRequest(f"n must be 1 when temperature is 0 (greedy), got {self.n}.", param="n")
         if GREEDY_EPSILON <= self.temperature < MIN_TEMPERATURE:
             self.temperature = MIN_TEMPERATURE
         for name in ("top_p", "typical_p"):
             value = check_finite(name, getattr(self, name))
             if not 0.0 < value <= 1.0:
                 raise InvalidRequest(f"{name} must be in (0, 1], got {value}.", param=name)
-        if self.top_k < -1:
-            raise InvalidRequest(f"top_k must be 0 or -1 (off) or at least 1, got {self.top_k}.", param="top_k")
+        _check_int("top_k", self.top_k, -1, None)
         self.top_k = max(self.top_k, 0)
         _check_range("min_p", self.min_p, 0.0, 1.0)
         if self.seed == -1:
@@ -101,8 +100,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             count = getattr(self, name)
             if count is not None:
                 _check_int(name, count, -1, None)
-        if any(not text for text in self.stop_strings):
-            raise InvalidRequest("stop must not contain an empty string.", param="stop")
+        if not all(isinstance(text, str) and text for text in self.stop_strings):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidRequest("stop must be text, or a list of texts that are not empty.", param="stop")
         if self.stop_strings and not self.detokenize:
             raise InvalidRequest("stop strings need detokenize=True.", param="stop")
         if self.bad_words and not all(self.bad_words):
@@ -187,18 +186,23 @@ class PromptInfo(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
 
 
-def _check_int(name: str, value: int, low: int, high: int | None) -> None:
+def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be a whole number, got {value!r}.", param=name)
     if value < low or (high is not None and value > high):
         bounds = f"at least {low}" if high is None else f"from {low} to {high}"
         raise InvalidRequest(f"{name} must be {bounds}, got {value}.", param=name)
 
 
-def _check_range(name: str, value: float, low: float, high: float) -> None:
+def _check_range(name: str, value: object, low: float, high: float) -> None:
     if not low <= check_finite(name, value) <= high:
         raise InvalidRequest(f"{name} must be from {low:g} to {high:g}, got {value:g}.", param=name)
 
 
-def check_finite(name: str, value: float) -> float:
+def check_finite(name: str, value: object) -> float:
+    """The number as it is. Raises `InvalidRequest` for what is no number, infinite or NaN."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be a number, got {value!r}.", param=name)
     if not math.isfinite(value):
         raise InvalidRequest(f"{name} must be finite, got {value}.", param=name)
     return value

@@ -39,12 +39,16 @@ def bind(config: HttpConfig) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        sock.bind(address)
-        # Only a listening socket keeps others from binding the same port.
-        sock.listen(BACKLOG)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.bind(address)
+            # Only a listening socket keeps others from binding the same port.
+            sock.listen(BACKLOG)
+        except OSError:
+            sock.close()
+            raise
     except OSError as error:
         raise ConfigError(f"Can't listen on {config.host}, port {config.port}: {error.strerror or error}.", param="port") from None
     sock.set_inheritable(False)

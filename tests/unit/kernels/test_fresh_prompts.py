@@ -10,11 +10,11 @@ from helpers_kernels import DEVICE, ON_GPU, assert_close, make_batch, make_cache
 from torch import Tensor
 from torch.nn import functional
 
-from trivium.ops.attention import triton as backend_module
+from trivium.ops.attention import flash as backend_module
 from trivium.ops.attention.base import AttentionArgs
+from trivium.ops.attention.flash import FlashPromptAttention
 from trivium.ops.attention.fresh import FreshRows, find_fresh
 from trivium.ops.attention.reference import ReferenceAttention
-from trivium.ops.attention.triton import TritonAttention
 from trivium.ops.qkv import write_kv
 
 ARGS = AttentionArgs(4, 2, 64, 0.125)
@@ -49,7 +49,7 @@ def test_fresh_prompts_equal_reading_the_cache(query_lens: list[int], seq_lens: 
     rows = torch.repeat_interleave(torch.arange(batch.num_rows, device=DEVICE), torch.tensor(query_lens, device=DEVICE))
     slots = batch.block_tables[rows, batch.positions // block_size] * block_size + batch.positions % block_size
     write_kv(key, value, slots, cache)
-    backend, reference = TritonAttention(DEVICE), ReferenceAttention()
+    backend, reference = FlashPromptAttention(DEVICE), ReferenceAttention()
     backend.plan(batch)
     fresh = batch.attn.fresh
     assert fresh is not None
@@ -71,7 +71,7 @@ def test_decode_steps_of_graphs_are_not_looked_at() -> None:
 
 def test_windows_softcaps_and_float32_read_the_cache() -> None:
     batch = make_batch([4], [4], 8, 16)
-    backend = TritonAttention(DEVICE)
+    backend = FlashPromptAttention(DEVICE)
     backend.plan(batch)
     assert backend.wants_fresh(batch, ARGS, torch.bfloat16) == ON_GPU
     for args in (AttentionArgs(4, 2, 64, 0.125, window=8), AttentionArgs(4, 2, 64, 0.125, softcap=30.0)):

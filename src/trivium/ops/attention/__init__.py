@@ -17,6 +17,7 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "reference": ("trivium.ops.attention.reference", "any"),
     "cpu": ("trivium.ops.attention.cpu", "cpu"),
     "triton": ("trivium.ops.attention.triton", "cuda"),
+    "flash": ("trivium.ops.attention.flash", "cuda"),
 }
 """Name to (module with a `create_backend(device)` function, type of device it runs on)."""
 

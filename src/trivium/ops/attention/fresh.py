@@ -1,6 +1,6 @@
 """Prompts that start in this step: everything they attend to is among the step's own keys and values, still in one piece.
 
-torch's flash attention then runs over plain tensors, at more than twice the speed of reading back what was just written to the paged cache.
+A kernel for plain tensors can then compute their attention, without reading back what was just written to the paged cache.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trivium.ops.attention.base import AttentionArgs, AttentionBackend, KVCache
-from trivium.ops.attention.fresh import FreshRows, attend_fresh, can_attend_fresh, find_fresh
+from trivium.ops.attention.fresh import FreshRows
 from trivium.ops.batch import ForwardBatch
 from trivium.ops.triton import decode, mla, prefill
 from trivium.ops.triton.launch import num_sms
@@ -28,6 +28,7 @@ class TritonPlan:
     token_rows: Tensor | None = None
     token_lens: Tensor | None = None
     fresh: FreshRows | None = None
+    """Only set by back ends that treat such rows apart (`flash`)."""
 
 
 class TritonAttention(AttentionBackend):
@@ -45,31 +46,16 @@ class TritonAttention(AttentionBackend):
         self._arrivals = torch.zeros(max(NUM_ARRIVALS, 64 * num_sms(device.index)), dtype=torch.int32, device=device)
 
     def plan(self, batch: ForwardBatch) -> None:
-        # A prompt's bits must not depend on whether a part of it was cached: with fixed splits one kernel reads all of them.
-        batch.attn = TritonPlan(fresh=find_fresh(batch) if self.fixed_split_tokens is None else None)
+        batch.attn = TritonPlan()
 
     def forward(self, query: Tensor, cache: KVCache, batch: ForwardBatch, args: AttentionArgs) -> Tensor:
         if batch.num_decodes == batch.num_rows:
             return self._decode(query, cache, batch, args)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self._paged(query, cache, batch, args, batch.num_rows, out)
+        self.paged(query, cache, batch, args, batch.num_rows, out)
         return out
 
-    def wants_fresh(self, batch: ForwardBatch, args: AttentionArgs, dtype: torch.dtype) -> bool:
-        return batch.attn.fresh is not None and can_attend_fresh(args, dtype, self.device)
-
-    def forward_fresh(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, batch: ForwardBatch, args: AttentionArgs) -> Tensor:
-        fresh: FreshRows = batch.attn.fresh
-        begin = fresh.first_token
-        of_fresh = attend_fresh(query[begin:], key[begin:], value[begin:], fresh, args)
-        if not begin:
-            return of_fresh
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self._paged(query[:begin], cache, batch, args, fresh.first_row, out)
-        out[begin:].copy_(of_fresh)
-        return out
-
-    def _paged(self, query: Tensor, cache: KVCache, batch: ForwardBatch, args: AttentionArgs, num_rows: int, out: Tensor) -> None:
+    def paged(self, query: Tensor, cache: KVCache, batch: ForwardBatch, args: AttentionArgs, num_rows: int, out: Tensor) -> None:
         """The first `num_rows` rows, whose tokens are `query`: those with one token by the decode kernel, the others by the prefill kernel."""
         decodes = batch.num_decodes
         if decodes:
