@@ -31,7 +31,9 @@ class ModelSettings:
     skip_tokenizer_init: bool = doc(False, "Load no tokenizer: token ids in, token ids out.")
     revision: str | None = doc(None, "Branch, tag or commit of a hub model.")
     trust_remote_code: bool = doc(False, "Refused: Trivium never runs code from a model folder.")
-    dtype: DType = doc("auto", "Type of weights and activations; auto: the checkpoint's, bfloat16 where float32 weights came from GGUF and the device has it.")
+    dtype: DType = doc(
+        "auto", "Type of weights and activations; auto: the checkpoint's, bfloat16 where float32 weights came from GGUF and the device has it."
+    )
     load_format: LoadFormat = doc("auto", "Where weights come from; dummy: random values, for speed runs.")
     max_model_len: int | None = doc(None, "Longest prompt and output together, in tokens; default: what the model's config says.")
     seed: int = doc(0, "Seed of unseeded requests' random streams.")
@@ -55,7 +57,7 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = doc(None, "Exact size of the KV cache; default: measured on a GPU, a quarter of free memory on a CPU.")
     num_gpu_blocks_override: int | None = doc(None, "Exact number of KV blocks.")
     enable_prefix_caching: bool = doc(True, "Reuse the KV blocks of a prompt's start that was seen before.")
-    kv_cache_dtype: Literal["auto", "fp8"] = doc("auto", "Type of cached keys and values; auto: the model's.")
+    kv_cache_dtype: Literal["auto", "fp8"] = doc("auto", "Type of cached keys and values; auto: the model's. fp8 is refused so far.")
     watermark: float = doc(0.01, "Share of blocks kept free when a new request is admitted, so that running ones can grow.")
 
     def __post_init__(self) -> None:
@@ -115,7 +117,9 @@ class EngineConfig:
     device: Device = doc("auto", "cpu or cuda; auto: a GPU if there is one.")
     attention_backend: str = doc("auto", "auto, triton or flash (GPU), cpu or reference.")
     enforce_eager: bool = doc(False, "Neither CUDA graphs nor compiled code.")
-    batch_invariant: bool | None = doc(None, "The same tokens bit for bit alone and in any batch; default: on a CPU, where it costs nothing. Refused on GPUs and over several ranks.")
+    batch_invariant: bool | None = doc(
+        None, "The same tokens bit for bit alone and in any batch; default: on a CPU, where it costs nothing. Refused on GPUs and over several ranks."
+    )
     num_threads: int | None = doc(None, "CPU threads of the engine; default: all physical cores.")
 
 
@@ -128,7 +132,9 @@ class HttpConfig:
     root_path: str = doc("", "Path prefix under which a proxy serves this server.")
     api_key: tuple[str, ...] = doc((), "Keys of which a request must carry one (Authorization: Bearer KEY), on every route but health and metrics.")
     allowed_origins: tuple[str, ...] = doc((), "Origins whose web pages may call this server (CORS); '*': any; default: none.")
-    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = doc("info", "Log level of the HTTP server; info logs each request.")
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = doc(
+        "info", "Log level of the HTTP server; info logs each request."
+    )
     ignore_unknown_fields: bool = doc(False, "Ignore request fields that don't exist instead of refusing them by name.")
     trust_request_chat_template: bool = doc(False, "Let requests bring their own chat template.")
     return_tokens_as_token_ids: bool = doc(False, "Show tokens in logprobs as 'token_id:N' for every request.")

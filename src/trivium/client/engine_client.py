@@ -205,7 +205,8 @@ class EngineClient:
         self.is_dead = True
         how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
         error = EngineDead("The engine was stopped." if self._is_closing else f"The engine process ended unexpectedly ({how}).")
-        if not self._is_closing:
+        has_run = self._first_ready is not None and self._first_ready.done()
+        if not self._is_closing and (has_run or self.failure is None):  # a start that failed is reported by whoever asked for it
             logger.error("engine process ended: %s; %d requests fail", how, len(self._streams))
         for stream in self._streams.values():
             stream.fail(error)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from trivium import log
 from trivium.config import EngineConfig
 from trivium.engine.host import end_with_parent
 from trivium.engine.rank import build_rank
@@ -22,6 +23,7 @@ def main() -> None:
     """Runs every plan it is sent, until its parent goes away."""
     address, rank, store = sys.argv[1:4]
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    log.setup()
     threading.Thread(target=end_with_parent, name="parent-watch", daemon=True).start()
     socket = zmq.Context.instance().socket(zmq.PAIR)
     socket.setsockopt(zmq.RCVHWM, 0)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from trivium import log
 from trivium.config import EngineConfig
 from trivium.engine.core import EngineCore
 from trivium.engine.mailbox import ZmqMailbox
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     """`python -m trivium.engine ADDRESS`, config as one line of JSON on standard input."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    log.setup()
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     threading.Thread(target=end_with_parent, name="parent-watch", daemon=True).start()
     mailbox = ZmqMailbox(sys.argv[1])

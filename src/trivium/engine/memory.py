@@ -37,7 +37,8 @@ def choose_num_blocks(layers: Sequence[KVLayerSpec], cache: CacheConfig, resolve
         needed = (resolved.max_blocks_per_seq + 1) * per_block
         raise ConfigError(
             f"The KV cache would have {max(num_blocks - 1, 0)} blocks ({max(budget, 0) / 2**20:.0f} MiB), but one sequence of max_model_len "
-            f"{resolved.max_model_len} needs {resolved.max_blocks_per_seq} ({needed / 2**20:.0f} MiB): lower max_model_len or raise kv_cache_memory_bytes.",
+            f"{resolved.max_model_len} needs {resolved.max_blocks_per_seq} ({needed / 2**20:.0f} MiB): "
+            "lower max_model_len or raise kv_cache_memory_bytes.",
             param="max_model_len",
         )
     return num_blocks

@@ -46,6 +46,10 @@ class ResolvedConfig:
 
 def resolve(config: EngineConfig, spec: ModelSpec, device: DeviceInfo, *, is_gguf: bool) -> ResolvedConfig:
     """Raises `ConfigError` for settings that can't go together with this model on this device."""
+    if config.cache.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"kv_cache_dtype {config.cache.kv_cache_dtype} is not supported yet; the cache has the model's dtype.", param="kv_cache_dtype"
+        )
     notes: list[str] = []
     max_model_len = config.model.max_model_len or spec.max_model_len
     if max_model_len > spec.max_position_embeddings:
