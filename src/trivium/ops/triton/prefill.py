@@ -161,13 +161,18 @@ def _prefill_kernel(
 
 
 def config_for(args: AttentionArgs, num_tokens: int, num_rows: int, max_query_len: int, itemsize: int) -> PrefillConfig:
-    """Tiles as large as the queries fill, smaller where large ones would leave multiprocessors idle."""
+    """Tiles as large as the queries fill, smaller where large ones would leave multiprocessors idle.
+
+    Heads of 128 measured on an H200 (blocks of 16, bf16): 16 x 512 tokens 236 -> 200 us with 64 rows of queries and 2 stages, 4 x 2048 640 -> 508
+    and 1 x 8192 2250 -> 1642 us with tiles of 128 x 128 and 2 stages.
+    """
     group = args.num_heads // args.num_kv_heads
-    wide = next_pow2(args.head_dim) * itemsize > 256  # head_dim over 128 in 16 bits
+    head_bytes = next_pow2(args.head_dim) * itemsize
     is_short = max_query_len * group <= 16
-    is_narrow = num_tokens * group // 128 * args.num_kv_heads < num_sms()
+    is_narrow = num_tokens * group // 128 * args.num_kv_heads < num_sms() or (head_bytes == 256 and max_query_len <= 1024)
     block_m = max(16 if is_short else 64 if is_narrow else 128, next_pow2(group))  # few choices: each is a kernel to compile
-    return PrefillConfig(block_m=block_m, tile=32 if wide else 64, num_warps=8 if block_m >= 128 else 4, num_stages=2 if wide else 3)
+    tile = 32 if head_bytes > 256 else 128 if head_bytes == 256 and block_m >= 128 else 64
+    return PrefillConfig(block_m=block_m, tile=tile, num_warps=8 if block_m >= 128 else 4, num_stages=2 if head_bytes >= 256 else 3)
 
 
 def paged_prefill(

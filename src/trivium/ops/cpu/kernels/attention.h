@@ -232,39 +232,43 @@ template <class T> struct Attend {
             memcpy(to, (const E*)g.query + row_at(i), g.dim * sizeof(E));
         }
     }
-    // span(entry where a run of keys starts, first key, keys) for the runs of a tile that lie in one block.
-    template <class Span> void for_spans(const Piece& p, int from, int keys, Span&& span) const {
+    // Where the keys and values of a tile lie.
+    struct Tile {
+        int keys = 0;
+        const E *key[TILE], *value[TILE];
+    };
+    void find_tile(Tile& tile, const Piece& p, int from, int to) const {
         const int32_t* table = g.block_tables + p.row * g.table_stride;
-        for (int i = 0; i < keys;) {
+        tile.keys = to - from < TILE ? to - from : TILE;
+        for (int i = 0; i < tile.keys;) {
             int block = (from + i) / g.block_size, offset = (from + i) % g.block_size;
-            int run = g.block_size - offset < keys - i ? g.block_size - offset : keys - i;
-            span((((ptrdiff_t)table[block] * g.kv_heads + p.kv_head) * g.block_size + offset) * g.dim, i, run);
-            i += run;
+            ptrdiff_t at = (((ptrdiff_t)table[block] * g.kv_heads + p.kv_head) * g.block_size + offset) * g.dim;
+            for (; offset < g.block_size && i < tile.keys; offset++, i++, at += g.dim) {
+                tile.key[i] = (const E*)g.key + at;
+                tile.value[i] = (const E*)g.value + at;
+            }
         }
     }
-    // Asks for a tile's keys and values ahead of time: blocks are short and scattered, so that the hardware doesn't foresee them.
-    void fetch_tile(const Piece& p, int from, int to) const {
-        int keys = to - from < TILE ? to - from : TILE;
-        for_spans(p, from, keys, [&](ptrdiff_t at, int, int run) {
-            for (ptrdiff_t byte = 0; byte < (ptrdiff_t)(run * g.dim * sizeof(E)); byte += 64) {
-                __builtin_prefetch((const char*)((const E*)g.key + at) + byte);
-                __builtin_prefetch((const char*)((const E*)g.value + at) + byte);
-            }
-        });
+    // Asks for memory ahead of time, a little with each piece of work: blocks are short and scattered, so that the hardware doesn't foresee them.
+    void fetch(const E* const* rows, int first, int last, int keys) const {
+        for (int i = first; i < last && i < keys; i++)
+            for (int byte = 0; byte < g.dim * (int)sizeof(E); byte += 64) __builtin_prefetch((const char*)rows[i] + byte);
     }
-    void load_tile(int from, int keys) {
-        const E *k[TILE], *v[TILE];
-        for_spans(piece, from, keys, [&](ptrdiff_t at, int first, int run) {
-            for (int i = first; i < first + run; i++, at += g.dim) {
-                k[i] = (const E*)g.key + at;
-                v[i] = (const E*)g.value + at;
-            }
-        });
+    void load_tile(Tile& tile, const Tile& soon) {
+        int keys = tile.keys;
+        const E **k = tile.key, **v = tile.value;
         int padded = keys > 2 * W ? TILE : round_up(keys, W);
         for (int i = keys; i < padded; i++) k[i] = k[keys - 1];  // masked later
-        for (int i = 0; i < padded; i += W) transpose_keys(k + i, g.dim, scratch.keys + i * T::STEP, TILE * T::STEP);
-        for (int i = 0; i < keys; i += T::STEP)
+        for (int i = 0; i < padded; i += W) {
+            fetch(soon.key, i, i + W, soon.keys);
+            transpose_keys(k + i, g.dim, scratch.keys + i * T::STEP, TILE * T::STEP);
+        }
+        fetch(soon.key, padded, TILE, soon.keys);
+        for (int i = 0; i < keys; i += T::STEP) {
+            fetch(soon.value, i, i + T::STEP, soon.keys);
             interleave_values(v[i], v[i + T::STEP - 1 < keys ? i + T::STEP - 1 : i], g.dim, scratch.values + (ptrdiff_t)i * shape.padded);
+        }
+        fetch(soon.value, round_up(keys, T::STEP), TILE, soon.keys);
     }
     // Scores of one row to probabilities; the sum of values so far is scaled to the new maximum.
     void softmax_row(float* partial, int i, int from, int vectors) {
@@ -310,8 +314,9 @@ template <class T> struct Attend {
         multiply_all<T, NV>({scratch.probabilities, scratch.values + (ptrdiff_t)d * T::STEP, TILE, (ptrdiff_t)shape.padded * T::STEP, W * T::STEP,
                              2 * W * T::STEP, (keys + T::STEP - 1) / T::STEP, partial + d, shape.padded, true, nullptr, 0}, num_rows);
     }
-    void run_tile(float* partial, int from, int keys) {
-        load_tile(from, keys);
+    void run_tile(float* partial, int from, Tile& tile, const Tile& soon) {
+        load_tile(tile, soon);
+        int keys = tile.keys;
         int vectors = keys > 2 * W ? 4 : keys > W ? 2 : 1;
         if (vectors == 4) score<4>();
         else if (vectors == 2) score<2>();
@@ -324,10 +329,15 @@ template <class T> struct Attend {
     // Keys of one chunk.
     void run_chunk(float* partial, int from, int to) {
         clear(shape, partial, num_rows);
-        for (int tile = from / TILE * TILE; tile < to; tile += TILE) {
-            if (tile + TILE < piece.key_to) fetch_tile(piece, tile + TILE, piece.key_to);
-            else if (next) fetch_tile(*next, next->key_from / TILE * TILE, next->key_to);
-            run_tile(partial, tile, to - tile < TILE ? to - tile : TILE);
+        Tile tiles[2];
+        find_tile(tiles[0], piece, from / TILE * TILE, to);
+        int now = 0;
+        for (int at = from / TILE * TILE; at < to; at += TILE, now ^= 1) {
+            Tile& soon = tiles[now ^ 1];
+            soon.keys = 0;
+            if (at + TILE < to) find_tile(soon, piece, at + TILE, to);
+            else if (to == piece.key_to && next) find_tile(soon, *next, next->key_from / TILE * TILE, next->key_to);
+            run_tile(partial, at, tiles[now], soon);
         }
     }
     void write(float* partial) {
