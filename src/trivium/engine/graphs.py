@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from trivium.models import Model
 from trivium.ops.attention.base import AttentionBackend, KVCache
 from trivium.ops.batch import ForwardBatch
 from trivium.scheduling.step import StepPlan, StepResult
+
+T = TypeVar("T")
 
 
 def graph_buckets(max_num_seqs: int) -> list[int]:
@@ -85,7 +88,8 @@ class DecodeGraphs:
         self._logits = torch.empty((largest, sampler.vocab_size), dtype=torch.float32, device=rows.device)
         self._pinned = PinnedPool(3 * largest)
         self._captured: dict[int, _Captured] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
+        """A pool handle of `torch.cuda.CUDAGraph`."""
 
     def capture_all(self, on_captured: Callable[[int, int], None]) -> None:
         """Largest first, so that the smaller ones fit in its pool. `on_captured(done, total)` after each."""
@@ -142,7 +146,7 @@ class DecodeGraphs:
         widen, _ = self._record(lambda: self._logits[:bucket].copy_(logits))
         self._captured[bucket] = _Captured(step, draw, draw_filtered, widen)
 
-    def _record(self, run: Callable[[], Tensor | None]) -> tuple[torch.cuda.CUDAGraph, Tensor | None]:
+    def _record(self, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             result = run()
