@@ -14,6 +14,7 @@ from trivium.errors import ConfigError
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+AttentionBackendName = Literal["auto", "triton", "flash", "cpu", "reference"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 
 
@@ -115,12 +116,15 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: Device = doc("auto", "cpu or cuda; auto: a GPU if there is one.")
-    attention_backend: str = doc("auto", "auto, triton or flash (GPU), cpu or reference.")
+    attention_backend: AttentionBackendName = doc("auto", "triton and flash run on GPUs, cpu on CPUs, reference (plain torch) on both; auto: the device's own.")
     enforce_eager: bool = doc(False, "Neither CUDA graphs nor compiled code.")
     batch_invariant: bool | None = doc(
         None, "The same tokens bit for bit alone and in any batch; default: on a CPU, where it costs nothing. Refused on GPUs and over several ranks."
     )
     num_threads: int | None = doc(None, "CPU threads of the engine; default: all physical cores.")
+    hang_timeout_s: float = doc(
+        300.0, "Seconds without a sign of life after which a stuck engine is killed and restarted; longer than its longest step."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

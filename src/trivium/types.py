@@ -17,6 +17,8 @@ GREEDY_EPSILON = 1e-5
 MIN_TEMPERATURE = 0.01
 MAX_LOGIT_BIAS = 100.0
 UINT64_MAX = 2**64 - 1
+MAX_COUNT = 2**31 - 1
+"""No count of tokens or candidates is larger: all of them fit in the engine's 64-bit tables with room for sums."""
 
 
 class FinishReason(StrEnum):
@@ -86,7 +88,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             value = check_finite(name, getattr(self, name))
             if not 0.0 < value <= 1.0:
                 raise InvalidRequest(f"{name} must be in (0, 1], got {value}.", param=name)
-        _check_int("top_k", self.top_k, -1, None)
+        _check_int("top_k", self.top_k, -1, MAX_COUNT)
         self.top_k = max(self.top_k, 0)
         _check_range("min_p", self.min_p, 0.0, 1.0)
         if self.seed == -1:
@@ -94,12 +96,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.seed is not None:
             _check_int("seed", self.seed, 0, UINT64_MAX)
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, None)
-        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+            _check_int("max_tokens", self.max_tokens, 1, MAX_COUNT)
+        _check_int("min_tokens", self.min_tokens, 0, MAX_COUNT if self.max_tokens is None else self.max_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None:
-                _check_int(name, count, -1, None)
+                _check_int(name, count, -1, MAX_COUNT)
         if not all(isinstance(text, str) and text for text in self.stop_strings):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidRequest("stop must be text, or a list of texts that are not empty.", param="stop")
         if self.stop_strings and not self.detokenize:
@@ -186,11 +188,11 @@ class PromptInfo(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
 
 
-def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+def _check_int(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidRequest(f"{name} must be a whole number, got {value!r}.", param=name)
-    if value < low or (high is not None and value > high):
-        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+    if not low <= value <= high:
+        bounds = f"at least {low}" if value < low else f"at most {high}"
         raise InvalidRequest(f"{name} must be {bounds}, got {value}.", param=name)
 
 

@@ -35,6 +35,9 @@ from trivium.types import SamplingParams
         ("seed", 2**64),
         ("max_tokens", "5"),
         ("max_tokens", 0),
+        ("max_tokens", 2**63),
+        ("top_k", 2**64),
+        ("logprobs", 2**40),
         ("max_tokens", True),
         ("min_tokens", -1),
         ("min_tokens", 17),
@@ -62,6 +65,8 @@ def test_values_with_a_meaning_of_their_own() -> None:
     assert SamplingParams(temperature=1e-6).is_greedy
     assert SamplingParams(logit_bias={1: 200.0, 2: -200.0}).logit_bias == {1: 100.0, 2: -100.0}
     assert SamplingParams(max_tokens=None, min_tokens=5).min_tokens == 5
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        SamplingParams(max_tokens=None, min_tokens=2**64 - 1)
 
 
 def test_several_greedy_choices_are_refused() -> None:

@@ -21,7 +21,6 @@ from trivium.sources.packaged import INSTALL_COMMAND, packaged_model
 LIBRARIES: Final = (
     "torch",
     "tokenizers",
-    "safetensors",
     "msgspec",
     "pyzmq",
     "starlette",
@@ -93,9 +92,11 @@ def problems(facts: dict[str, Any]) -> list[str]:
     found: list[str] = []
     if "error" in facts["device"]:
         found.append(f"torch does not work: {facts['device']['error']}")
-    for name in ("tokenizers", "safetensors", "msgspec", "pyzmq", "starlette", "uvicorn"):
+    for name in ("tokenizers", "msgspec", "pyzmq", "starlette", "uvicorn"):
         if facts["libraries"][name] is None:
             found.append(f"{name} is not installed: pip install {name}")
+    if facts["compiler"] is None:
+        found.append("no C++ compiler, so that the CPU kernels can't be built and a CPU is several times slower. On Debian: apt-get install -y g++")
     return found
 
 
@@ -112,8 +113,12 @@ def _device_lines(device: dict[str, Any]) -> list[tuple[str, str]]:
             text = paths.get("error") or f"attention {paths['attention']}; fast ops: {', '.join(paths['ops']) or 'none'}"
             lines.append((f"{kind} paths", text))
     extension = device["cpu_extension"]
-    lines.append(("CPU extension", ", ".join(f"{name} {value}" for name, value in extension.items())))
+    lines.append(("CPU extension", ", ".join(f"{name}: {_word(value)}" for name, value in extension.items())))
     return lines
+
+
+def _word(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def render(facts: dict[str, Any]) -> str:

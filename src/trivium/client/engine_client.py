@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -48,8 +49,9 @@ MAX_FAILED_STARTS: Final = 5
 class EngineClient:
     """Submit sequences, get their tokens back. Belongs to the event loop it was started in.
 
-    If the engine dies, everything in flight fails with `EngineDead`, `ready` is None until the restarted engine answers, and new requests
-    are refused with `NotReady`. After `MAX_FAILED_STARTS` starts in a row that came to nothing `is_dead` stays true.
+    If the engine dies, everything in flight fails with `EngineDead`, `ready` is None until the restarted engine answers, and new requests are
+    refused with `NotReady`. An engine that shows no sign of life for `config.hang_timeout_s` is killed, and then goes the same way. After
+    `MAX_FAILED_STARTS` starts in a row that came to nothing `is_dead` stays true and `on_give_up` is called.
     """
 
     def __init__(self, config: EngineConfig, on_progress: ProgressCallback | None = None) -> None:
@@ -58,6 +60,8 @@ class EngineClient:
         self.is_dead = False
         self.failure: TriviumError | None = None
         self.num_restarts = 0
+        self.on_give_up: Callable[[], None] | None = None
+        """Called when the engine died and could not be started again."""
         self._on_progress = on_progress
         self._streams: dict[str, OutputStream] = {}
         self._stats = EngineStats()
@@ -68,6 +72,7 @@ class EngineClient:
         self._socket: zmq.asyncio.Socket | None = None
         self._process: EngineProcess | None = None
         self._is_closing = False
+        self._heard_at = 0.0
         self._first_ready: asyncio.Future[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
@@ -95,9 +100,9 @@ class EngineClient:
             raise self._not_ready()
         assert request.request_id not in self._streams, f"request id {request.request_id} is in use"
         stream = self._streams[request.request_id] = OutputStream()
-        self._send(request)
         is_finished = False
         try:
+            self._send(request)
             while not is_finished:
                 output = await stream.get()
                 is_finished = output.finish_reason is not None
@@ -172,6 +177,8 @@ class EngineClient:
                 return
             if failed_starts >= MAX_FAILED_STARTS:
                 logger.error("the engine failed to start %d times in a row; giving up", failed_starts)
+                if self.on_give_up is not None:
+                    self.on_give_up()
                 return
             logger.warning("restarting the engine in %.2f s", delay)
             await asyncio.sleep(delay)
@@ -190,9 +197,11 @@ class EngineClient:
         self._send(Hello())
         became_ready = asyncio.Event()
         receiver = asyncio.create_task(self._receive(socket, became_ready), name="engine-receiver")
+        watchdog = asyncio.create_task(self._watch_for_hangs(process), name="engine-watchdog")
         exit_code = await exited
-        receiver.cancel()
-        await asyncio.gather(receiver, return_exceptions=True)
+        for task in (receiver, watchdog):
+            task.cancel()
+        await asyncio.gather(receiver, watchdog, return_exceptions=True)
         await self._drain(socket, became_ready)
         self._on_exit(exit_code)
         socket.close()
@@ -223,7 +232,22 @@ class EngineClient:
         while await socket.poll(0):
             self._handle(decode_from_engine(await socket.recv()), became_ready)
 
+    async def _watch_for_hangs(self, process: EngineProcess) -> None:
+        """An engine that is silent is asked; one that stays silent is killed. Does not look at one that still loads."""
+        timeout_s = self.config.hang_timeout_s
+        while True:
+            await asyncio.sleep(timeout_s / 4)
+            silence_s = time.monotonic() - self._heard_at
+            if self.ready is None or silence_s < timeout_s / 2:
+                continue
+            if silence_s >= timeout_s:
+                logger.error("the engine has shown no sign of life for %.0f s; it is killed", silence_s)
+                process.kill()
+                return
+            self._send(Probe(0))
+
     def _handle(self, message: FromEngine, became_ready: asyncio.Event) -> None:
+        self._heard_at = time.monotonic()
         match message:
             case StepOutputs():
                 for output in message.outputs:

@@ -63,6 +63,10 @@ class EngineProcess:
         threading.Thread(target=wait, name="engine-watch", daemon=True).start()
         return exited
 
+    def kill(self) -> None:
+        """At once, whatever it does; also when it is stopped."""
+        self._process.kill()
+
     def stop(self) -> None:
         """End the process, gently first. Safe to call twice."""
         assert self._process.stdin is not None

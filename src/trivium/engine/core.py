@@ -6,13 +6,14 @@ never waits for the host. Depth 0 is the same loop that reads each step before i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from trivium.engine.executor import Executor, StepHandle
-from trivium.errors import TriviumError
+from trivium.errors import InternalError, TriviumError
 from trivium.protocol.messages import (
     Abort,
     AddRequest,
@@ -29,6 +30,8 @@ from trivium.protocol.messages import (
 )
 from trivium.scheduling.scheduler import Scheduler
 from trivium.types import FinishReason
+
+logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.1
 
@@ -132,7 +135,10 @@ class EngineCore:
         assert isinstance(message, AddRequest)
         try:
             self.scheduler.add(message)
-        except TriviumError as error:
+        except Exception as error:  # whatever a request makes go wrong ends that request alone
+            if not isinstance(error, TriviumError):
+                logger.exception("request %s could not be added", message.request_id)
+                error = InternalError(f"The request could not be added: {type(error).__name__}.")
             refused = TokenOutput(request_id=message.request_id, finish_reason=FinishReason.ERROR, error_slug=error.slug, error_message=error.message)
             self.mailbox.send(client, StepOutputs(outputs=[refused]))
             return

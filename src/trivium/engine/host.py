@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -52,6 +54,8 @@ def end_with_parent() -> None:
     # Read below the buffered reader, whose lock a thread must not hold while the interpreter shuts down.
     while os.read(sys.stdin.fileno(), 1024):
         pass
+    # The parent may have been killed, and then nobody else removes the socket's folder, which is ours alone.
+    shutil.rmtree(Path(sys.argv[1].removeprefix("ipc://")).parent, ignore_errors=True)
     os._exit(0)
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
+import msgspec
 import zmq
 
-from trivium.protocol.messages import FromEngine, ToEngine, decode_to_engine, encode
+from trivium.errors import InternalError
+from trivium.protocol.messages import FromEngine, StepOutputs, ToEngine, TokenOutput, decode_to_engine, encode
+from trivium.types import FinishReason
+
+logger = logging.getLogger(__name__)
 
 
 class ZmqMailbox:
@@ -27,8 +34,22 @@ class ZmqMailbox:
                 client, data = self._socket.recv_multipart(flags)
             except zmq.Again:
                 return messages
-            messages.append((client, decode_to_engine(data)))
             flags = zmq.NOBLOCK
+            try:
+                messages.append((client, decode_to_engine(data)))
+            except msgspec.ValidationError as error:
+                self._refuse(client, data, error)
+
+    def _refuse(self, client: bytes, data: bytes, error: msgspec.ValidationError) -> None:
+        """A message of the wrong form is a bug of its sender; if it was a request, that request is told and nobody else notices."""
+        logger.error("a client sent a message of the wrong form: %s", error)
+        match msgspec.msgpack.decode(data):
+            case ["add", str(request_id), *_]:
+                message = f"The request is not of the form the engine expects: {error}"
+                refused = TokenOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error_slug=InternalError.slug, error_message=message)
+                self.send(client, StepOutputs(outputs=[refused]))
+            case _:
+                pass
 
     def send(self, client: bytes, message: FromEngine) -> None:
         self._socket.send_multipart([client, encode(message)], copy=True)

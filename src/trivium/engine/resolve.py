@@ -10,6 +10,7 @@ from trivium.config import EngineConfig
 from trivium.errors import ConfigError
 
 GIB: Final = 1 << 30
+DTYPES: Final = ("float32", "bfloat16", "float16")
 LARGE_GPU_BYTES: Final = 70 * GIB
 """From this size on a GPU gets the larger defaults, as in vLLM."""
 
@@ -63,6 +64,8 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: DeviceInfo, *, is_ggu
         dtype = spec.torch_dtype or "float32"
         if (dtype == "float32" and is_gguf) or dtype == "float16":
             dtype = "bfloat16" if device.has_bf16 else ("float16" if is_gpu else "float32")
+        if dtype not in DTYPES:
+            raise ConfigError(f"The model's config asks for dtype {dtype!r}; there are {', '.join(DTYPES)}.", param="dtype")
         notes.append(f"dtype {dtype}: {'GGUF weights are dequantized to it' if is_gguf else 'from the checkpoint'}")
     max_num_seqs = config.scheduler.max_num_seqs
     if max_num_seqs is None:

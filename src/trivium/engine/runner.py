@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,6 +20,9 @@ from trivium.models import Model
 from trivium.ops.attention.base import AttentionBackend, KVCache
 from trivium.ops.batch import ForwardBatch
 from trivium.scheduling.step import NewRow, StepPlan, StepResult
+from trivium.types import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 PROMPT_LOGPROB_CHUNK = 128
 """Positions whose logits exist at once while prompt logprobs are computed."""
@@ -38,6 +43,8 @@ class PendingStep:
     sampled_rows: list[int]
     output: SampleOutput | None
     prompt_logprobs: list[_PromptLogprobs] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+    """Rows whose request can't run, with the reason."""
     event: torch.cuda.Event | None = None
     on_result: Callable[[], None] | None = None
     """Called once the step is over on the device."""
@@ -53,6 +60,7 @@ class PendingStep:
             result.token_ids = host.token_ids
             result.logprobs = host.logprobs
             result.failed_rows = {self.sampled_rows[index]: reason for index, reason in host.failed.items()}
+        result.failed_rows |= self.refused
         for part in self.prompt_logprobs:
             entries = [entry for entry in self.sampler.finish(part.output).logprobs if entry is not None]
             result.prompt_logprobs.setdefault(part.row, []).extend(entries)
@@ -86,8 +94,7 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepHandle:
-        for new_row in plan.new_rows:
-            self._take_row(new_row)
+        refused = {new_row.row: reason for new_row in plan.new_rows if (reason := self._take_row(new_row))}
         self.rows.apply(plan, self.staging)
         if self.graphs is not None and not any(plan.num_fed) and len(plan.rows) <= self.graphs.buckets[-1]:
             return self._launch_decode(plan, self.graphs)
@@ -95,6 +102,7 @@ class Runner:
         batch = self._build_batch(plan, columns)
         hidden = self.model.forward(batch, self.caches)
         pending = PendingStep(plan=plan, sampler=self.sampler, sampled_rows=[plan.rows[index] for index in columns.sampled], output=None)
+        pending.refused = refused
         self._prompt_logprobs(pending, columns, hidden)
         if pending.sampled_rows:
             logits = self.model.compute_logits(hidden.index_select(0, batch.logits_indices))
@@ -117,12 +125,22 @@ class Runner:
             pending.event.record()
         return pending
 
-    def _take_row(self, new_row: NewRow) -> None:
-        self.sampler.add_row(new_row)
+    def _take_row(self, new_row: NewRow) -> str | None:
+        """Returns why the row can't run as it was asked to; then it runs with neutral parameters and its request fails with this step."""
+        reason: str | None = None
+        try:
+            self.sampler.add_row(new_row)
+        except Exception as error:
+            logger.exception("request %s has parameters that can't be taken over", new_row.request_id)
+            reason = f"The request's sampling parameters could not be used: {type(error).__name__}."
+            params = SamplingParams(temperature=0.0)
+            new_row = msgspec.structs.replace(new_row, params=params, stop_token_ids=[], bad_words_token_ids=[])
+            self.sampler.add_row(new_row)
         if new_row.params.prompt_logprobs is not None:
             self._prompts[new_row.row] = new_row
         else:
             self._prompts.pop(new_row.row, None)
+        return reason
 
     def _build_batch(self, plan: StepPlan, columns: StepColumns) -> ForwardBatch:
         ship = self.staging.ship

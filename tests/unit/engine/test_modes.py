@@ -9,6 +9,7 @@ import pytest
 from helpers_checkpoints import CASES, VOCAB, checkpoint
 from helpers_engine import InProcessEngine
 
+from trivium.scheduling.step import NewRow
 from trivium.types import SamplingParams
 
 NAMES = [case.name for case in CASES]
@@ -100,3 +101,23 @@ def test_prompt_logprobs_are_transformers() -> None:
     for position, entry in enumerate(entries[1:]):
         assert entry is not None
         assert entry.logprob == pytest.approx(float(expected[position, prompt[position + 1]]), abs=1e-3)
+
+
+def test_parameters_the_sampler_can_not_take_end_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = make_prompts()[:3]
+    engine = InProcessEngine("llama", enable_prefix_caching=False)
+    expected = engine.run(prompts, GREEDY)
+    sampler = engine.engine.executor._runner.sampler
+    add_row = sampler.add_row
+
+    def fail_for_one(new_row: NewRow) -> None:
+        if new_row.params.temperature == 0.5:
+            raise OverflowError("too large")
+        add_row(new_row)
+
+    monkeypatch.setattr(sampler, "add_row", fail_for_one)
+    params = [GREEDY, SamplingParams(temperature=0.5, max_tokens=32), GREEDY]
+    outputs = engine.outputs(prompts, params)
+    engine.close()
+    assert [output.error_slug for output in outputs[1]] == ["generation_failed"]
+    assert [[token for output in outputs[index] for token in output.token_ids] for index in (0, 2)] == [expected[0], expected[2]]

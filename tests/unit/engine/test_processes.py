@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from trivium.protocol.messages import AddRequest
 
 ARGS: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64, "max_num_seqs": 4, "num_threads": 1, "skip_tokenizer_init": True}
 PROMPTS = [[1, 2, 3], list(range(40)), [7] * 17]
+SRC = Path(__file__).parents[3] / "src"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 
 
@@ -124,6 +128,69 @@ def test_a_killed_engine_fails_what_is_in_flight_and_is_back_with_the_same_answe
 
     asyncio.run(scenario())
     assert not engine_pids()
+
+
+def test_a_stopped_engine_is_killed_after_the_timeout_and_is_back() -> None:
+    async def scenario() -> None:
+        client = await EngineClient.start(build_engine_config(model=checkpoint_folder("llama"), hang_timeout_s=2.0, **ARGS))
+        try:
+            assert client._process is not None
+            await asyncio.sleep(3.0)  # idle, but it answers when it is asked
+            assert client.num_restarts == 0
+            running = asyncio.create_task(collect(client, "b", 500))
+            await asyncio.sleep(0.1)
+            os.kill(client._process.pid, signal.SIGSTOP)
+            with pytest.raises(EngineDead):
+                await asyncio.wait_for(running, 10)
+            while client.ready is None:
+                await asyncio.sleep(0.05)
+            assert len(await collect(client, "a", 8)) == 8
+        finally:
+            await client.close()
+
+    asyncio.run(scenario())
+    assert not engine_pids()
+
+
+def test_an_engine_that_can_not_be_started_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trivium.client import engine_client
+
+    monkeypatch.setattr(engine_client, "MAX_FAILED_STARTS", 2)
+    monkeypatch.setattr(engine_client, "FIRST_RESTART_DELAY_S", 0.01)
+
+    async def scenario() -> None:
+        client = await EngineClient.start(build_engine_config(model=checkpoint_folder("llama"), **ARGS))
+        given_up = asyncio.Event()
+        client.on_give_up = given_up.set
+        client.config = build_engine_config(model="/nowhere", **ARGS)
+        assert client._process is not None
+        client._process.kill()
+        await asyncio.wait_for(given_up.wait(), 60)
+        assert client.is_dead
+        with pytest.raises(NotReady, match="nowhere"):
+            await collect(client, "a", 8)
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_whose_parent_was_killed_leaves_no_folder() -> None:
+    code = (
+        "import os, signal, sys, json\n"
+        "from trivium import LLM\n"
+        "llm = LLM(**json.loads(sys.argv[1]))\n"
+        "print(llm._client._process.folder, llm._client._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    arguments = json.dumps({"model": checkpoint_folder("llama"), **ARGS})
+    done = subprocess.run(
+        [sys.executable, "-c", code, arguments], stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, "PYTHONPATH": str(SRC)}
+    )
+    folder, pid = done.stdout.split()
+    deadline = time.monotonic() + 10
+    while Path(folder).exists() or Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_closing_a_stream_frees_its_blocks_at_once() -> None:

@@ -28,8 +28,8 @@ SOURCES = Path(__file__).parent / "kernels"
 MAIN = SOURCES / "kernels.cpp"
 COMPILERS = ("g++", "c++")
 FLAGS = (
-    *("-O3", "-march=native", "-std=c++20", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"),
-    *("-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas"),
+    *("-O3", "-march=native", "-std=c++20", "-pthread", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"),
+    *("-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized"),
 )
 TIMEOUT_S = 300
 
@@ -41,14 +41,13 @@ class BuildError(Exception):
 def build(*, extra_flags: tuple[str, ...] = ()) -> Path:
     """Path of the library, built now if it isn't there. Raises `BuildError`."""
     compiler = find_compiler()
-    openmp = find_openmp()
     folder = _private_folder(env.cache_dir() / "kernels")
-    target = folder / f"trivium-cpu-{_key(compiler, openmp, extra_flags)}.so"
+    target = folder / f"trivium-cpu-{_key(compiler, extra_flags)}.so"
     if target.is_file():
         return target
     with _locked(folder / "lock"):
         if not target.is_file():  # else the process that held the lock has built it
-            _compile(compiler, openmp, extra_flags, target)
+            _compile(compiler, extra_flags, target)
     return target
 
 
@@ -60,23 +59,13 @@ def find_compiler() -> str:
     raise BuildError("there is no C++ compiler; install one (Debian: apt-get install g++)")
 
 
-def find_openmp() -> Path | None:
-    """The OpenMP runtime that torch has loaded: a second one beside it would spin on the same cores. None: the compiler's own."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    paths = {line.split(maxsplit=5)[5] for line in lines if "libgomp" in line and line.count(" ") >= 5}
-    return Path(min(paths)) if paths else None
-
-
-def _key(compiler: str, openmp: Path | None, extra_flags: tuple[str, ...]) -> str:
+def _key(compiler: str, extra_flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=TIMEOUT_S, check=False).stdout
     digest.update(version)
-    digest.update(" ".join((*FLAGS, *extra_flags, str(openmp), platform.machine(), *_cpu_flags())).encode())
+    digest.update(" ".join((*FLAGS, *extra_flags, platform.machine(), *_cpu_flags())).encode())
     return digest.hexdigest()[:20]
 
 
@@ -92,16 +81,12 @@ def _cpu_flags() -> list[str]:
     return lines
 
 
-def _compile(compiler: str, openmp: Path | None, extra_flags: tuple[str, ...], target: Path) -> None:
+def _compile(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     log.info("Compiling the CPU kernels for this machine (once, some seconds)")
     started = time.monotonic()
-    # Compiling with -fopenmp and linking without it leaves the runtime's symbols to the library named here.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        objects, built = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
-        _run([compiler, *FLAGS, *extra_flags, "-c", str(MAIN), "-o", str(objects)])
-        runtime = [str(openmp)] if openmp is not None else ["-fopenmp"]
-        link_flags = [flag for flag in FLAGS if flag != "-fopenmp"]
-        _run([compiler, *link_flags, *extra_flags, str(objects), *runtime, "-o", str(built)])
+        built = Path(scratch) / "kernels.so"
+        _run([compiler, *FLAGS, *extra_flags, str(MAIN), "-o", str(built)])
         os.replace(built, target)
     log.info("Compiled the CPU kernels in %.1f s", time.monotonic() - started)
 
@@ -135,8 +120,6 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    import torch  # noqa: F401  (loads the OpenMP runtime that the library is linked with)
-
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         log.info("CPU kernels: %s", build())

@@ -1,4 +1,4 @@
-// A whole step of a decoder in one parallel region: the layers' phases follow each other without a return to Python. The arithmetic is that of
+// A whole step of a decoder as one job: the layers' phases follow each other without a return to Python. The arithmetic is that of
 // the single kernels; only the activation is applied before the product of gate and up is rounded.
 #pragma once
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
-#include "phases.h"
+#include "pool.h"
 
 struct Projection {
     const void* weight;  // packed
@@ -79,12 +79,11 @@ template <class T> struct Decode {
     const DecoderStep& g;
     int threads;
     Workspace<T> space;
-    std::vector<AttentionWork> work;  // by `work_of`
-    std::vector<int> work_of;         // of a layer
-    std::unique_ptr<Phase[]> phases;
+    std::deque<AttentionWork> work;  // by `work_of`
+    std::vector<int> work_of;        // of a layer
     std::vector<float> partials;
     std::atomic<bool> bad{false};
-    static constexpr int PHASES_PER_LAYER = 13;
+    std::shared_ptr<Job> job = std::make_shared<Job>();
 
     Decode(const DecoderStep& g, int threads) : g(g), threads(threads), space(g, g.workspace) {}
 
@@ -92,8 +91,8 @@ template <class T> struct Decode {
         return {space.attended, layer.key, layer.value, g.block_tables, g.query_starts, g.seq_lens, space.attended, g.table_stride, g.num_blocks,
                 g.rows, layer.heads, layer.kv_heads, layer.dim, g.block_size, layer.window, layer.scale, layer.softcap};
     }
-    bool plan() {
-        phases.reset(new Phase[g.num_layers * PHASES_PER_LAYER + 1]);
+    // Layers with the same window share the work list.
+    bool plan_attention_of_layers() {
         ptrdiff_t partial_size = 0;
         for (int i = 0; i < g.num_layers; i++) {
             const DecoderLayer &layer = g.layers[i];
@@ -114,9 +113,9 @@ template <class T> struct Decode {
         partials.resize(partial_size);
         return true;
     }
-    // Units of rows [first, last).
-    template <class Row> void share_rows(Phase& phase, Row&& row) {
-        share(phase, (g.tokens + ROWS_OF_A_UNIT - 1) / ROWS_OF_A_UNIT, [&](int unit) {
+    // row(i) for all rows, some of them a unit.
+    template <class Row> void add_rows(Row row) {
+        job->add((g.tokens + ROWS_OF_A_UNIT - 1) / ROWS_OF_A_UNIT, [this, row](int unit) {
             for (int i = unit * ROWS_OF_A_UNIT; i < g.tokens && i < (unit + 1) * ROWS_OF_A_UNIT; i++) row(i);
         });
     }
@@ -127,101 +126,112 @@ template <class T> struct Decode {
         if (rows.size() < (size_t)LOCAL_ROWS * width + W) rows.resize((size_t)LOCAL_ROWS * width + W);
         return rows.data();
     }
-    // A projection of rows that `fill(row, to)` writes: `to` has room for `width` entries. Few rows: each thread fills all of them for itself.
-    template <class Fill> void project(Phase*& phase, const Projection& p, E* shared, void* out, int64_t out_stride, int epilogue, Fill&& fill) {
-        bool local = g.tokens <= LOCAL_ROWS;
-        E* rows = local ? own<E>(p.k) : shared;
-        LinearArgs args{rows, p.weight, p.bias, out, out, nullptr, p.scale, p.sum, p.k, out_stride, g.tokens, p.n, p.k, epilogue, g.activation, 0};
-        uint8_t* bytes = nullptr;
-        float* scales = nullptr;
-        if (p.scale) {
-            args.x = bytes = local ? own<uint8_t>(round_up(p.k, 4)) : space.bytes_of_rows;
-            args.x_scale = scales = local ? own<float, 1>(1) : space.scales;
-            args.x_stride = round_up(p.k, 4);
+    // Whether this thread is here for the first time since a number was drawn.
+    static bool first_time(uint64_t number) {
+        static thread_local uint64_t last = 0;
+        if (last == number) return false;
+        last = number;
+        return true;
+    }
+    static uint64_t draw_number() {
+        static std::atomic<uint64_t> last{0};
+        return ++last;
+    }
+    // A projection of rows that `fill(row, room for it)` makes and returns. Few rows: each thread makes all of them for itself.
+    template <class Fill> void project(const Projection& p, E* shared, void* out, int64_t out_stride, int epilogue, Fill fill) {
+        LinearArgs args{shared, p.weight, p.bias, out, out, nullptr, p.scale, p.sum, p.k, out_stride, g.tokens, p.n, p.k, epilogue, g.activation, 0};
+        bool int8 = p.scale, local = g.tokens <= LOCAL_ROWS;
+        if (int8) {
+            args.x = space.bytes_of_rows;
+            args.x_scale = space.scales;
+            args.x_stride = round_up(p.k, Int8::STEP);
         }
-        auto make = [&](int i) {
-            const E* row = fill(i, rows + (ptrdiff_t)i * p.k);
-            if (bytes) scales[i] = quantize_row(row, p.k, bytes + i * args.x_stride);
+        auto make = [fill, k = p.k, int8](int i, E* rows, uint8_t* bytes, float* scales) {
+            const E* row = fill(i, rows + (ptrdiff_t)i * k);
+            if (int8) scales[i] = quantize_row(row, k, bytes + (ptrdiff_t)i * round_up(k, Int8::STEP));
         };
-        if (!local) share_rows(*phase, make);
-        phase++;
-        Units units = cut(args, p.scale ? 1 : sizeof(E), threads);
-        bool ready = !local;
-        share(*phase++, units.count(), [&](int unit) {
-            for (int i = 0; !ready && i < g.tokens; i++) make(i);
-            ready = true;
-            if (p.scale) linear_unit<Int8, E>(args, units, unit);
-            else linear_unit<T, E>(args, units, unit);
+        if (!local) add_rows([this, make, shared](int i) { make(i, shared, space.bytes_of_rows, space.scales); });
+        Units units = cut(args, int8 ? 1 : sizeof(E), threads);
+        uint64_t number = draw_number();
+        job->add(units.count(), [this, args, units, make, number, local, int8, k = p.k](int unit) {
+            LinearArgs mine = args;
+            if (local) {
+                E* rows = own<E>(k);
+                uint8_t* bytes = int8 ? own<uint8_t>(round_up(k, Int8::STEP)) : nullptr;
+                float* scales = int8 ? own<float, 1>(1) : nullptr;
+                if (first_time(number))
+                    for (int i = 0; i < g.tokens; i++) make(i, rows, bytes, scales);
+                mine.x = int8 ? (const void*)bytes : rows;
+                mine.x_scale = scales;
+            }
+            if (int8) linear_unit<Int8, E>(mine, units, unit);
+            else linear_unit<T, E>(mine, units, unit);
         });
     }
     // Of rows that are there already.
-    void project(Phase*& phase, const Projection& p, const E* x, void* out, int64_t out_stride, int epilogue) {
+    void project(const Projection& p, const E* x, void* out, int64_t out_stride, int epilogue) {
         if (p.scale) {
-            project(phase, p, nullptr, out, out_stride, epilogue, [&](int i, E*) { return x + (ptrdiff_t)i * p.k; });
+            project(p, nullptr, out, out_stride, epilogue, [x, k = p.k](int i, E*) { return x + (ptrdiff_t)i * k; });
             return;
         }
-        phase++;
         LinearArgs args{x, p.weight, p.bias, out, out, nullptr, nullptr, nullptr, p.k, out_stride, g.tokens, p.n, p.k, epilogue, g.activation, 0};
         Units units = cut(args, sizeof(E), threads);
-        share(*phase++, units.count(), [&](int unit) { linear_unit<T, E>(args, units, unit); });
+        job->add(units.count(), [args, units](int unit) { linear_unit<T, E>(args, units, unit); });
     }
     // norm(residual) times a projection.
-    void norm_and_project(Phase*& phase, const void* norm, const Projection& p, void* out, int64_t out_stride, int epilogue) {
-        project(phase, p, space.normed, out, out_stride, epilogue, [&](int i, E* to) {
+    void norm_and_project(const void* norm, const Projection& p, void* out, int64_t out_stride, int epilogue) {
+        project(p, space.normed, out, out_stride, epilogue, [this, norm](int i, E* to) {
             norm_row(residual(i), (const E*)norm, to, g.hidden, g.eps, g.offset);
             return to;
         });
     }
     // residual += projection of x, normed before if there is a norm.
-    void project_and_add(Phase*& phase, const Projection& p, const E* x, const void* post_norm) {
+    void project_and_add(const Projection& p, const E* x, const void* post_norm) {
         if (!post_norm) {
-            project(phase, p, x, g.residual, g.hidden, ADD);
-            phase++;
+            project(p, x, g.residual, g.hidden, ADD);
             return;
         }
-        project(phase, p, x, space.block, g.hidden, STORE);
-        share_rows(*phase++, [&](int i) {
+        project(p, x, space.block, g.hidden, STORE);
+        add_rows([this, post_norm](int i) {
             E* block = space.block + (ptrdiff_t)i * g.hidden;
             norm_row(block, (const E*)post_norm, block, g.hidden, g.eps, g.offset);
             for (int d = 0; d < g.hidden; d += W) store_at(residual(i), d, g.hidden, load_at(block, d, g.hidden) + load_at(residual(i), d, g.hidden));
         });
     }
-    void attend(Phase*& phase, const DecoderLayer& layer, const AttentionWork& pieces) {
+    static Scratch<T>& scratch(const AttentionArgs& args) {
         static thread_local Scratch<T> scratch;
+        scratch.prepare(Shape<T>(args));
+        return scratch;
+    }
+    void attend(const DecoderLayer& layer, const AttentionWork& pieces) {
         AttentionArgs args = attention_args(layer);
         QKVArgs qkv{space.qkv, layer.cos_sin, g.positions, g.slots, layer.q_norm, layer.k_norm, layer.key, layer.value, space.attended,
                     layer.qkv.n, g.num_blocks * g.block_size, layer.max_positions, g.tokens, layer.heads, layer.kv_heads, layer.dim, g.block_size,
                     layer.rotary_dim, layer.interleaved, g.eps, g.offset};
-        scratch.prepare(Shape<T>(args));
-        if (!pieces.singles) share_rows(*phase, [&](int i) { if (!prepare_qkv<E>(qkv, i)) bad = true; });
-        phase++;
-        share(*phase++, (int)pieces.pieces.size(), [&](int i) {
+        if (!pieces.singles) add_rows([this, qkv](int i) { if (!prepare_qkv<E>(qkv, i)) bad = true; });
+        job->add((int)pieces.pieces.size(), [this, args, qkv, &pieces](int i) {
             const Piece& piece = pieces.pieces[i];
             if (pieces.singles && !prepare_qkv<E>(qkv, g.query_starts[piece.row], piece.kv_head)) bad = true;
-            Attend<T>(args, piece, scratch, pieces.after(i, threads)).run(partials.data());
+            Attend<T>(args, piece, scratch(args), pieces.after(i, threads)).run(partials.data());
         });
-        if (!pieces.merges.empty())
-            share(*phase, (int)pieces.merges.size(), [&](int i) { Attend<T>(args, pieces.pieces[pieces.merges[i]], scratch).finish(partials.data()); });
-        phase++;
-    }
-    void run_layers() {
-        Phase* phase = phases.get();
-        for (int i = 0; i < g.num_layers; i++) {
-            const DecoderLayer& layer = g.layers[i];
-            phase = phases.get() + i * PHASES_PER_LAYER;
-            norm_and_project(phase, layer.input_norm, layer.qkv, space.qkv, layer.qkv.n, STORE);
-            attend(phase, layer, work[work_of[i]]);
-            project_and_add(phase, layer.output, space.attended, layer.post_attention_norm);
-            norm_and_project(phase, layer.feed_forward_norm, layer.gate_up, space.gated, layer.down.k, ACT_MUL);
-            project_and_add(phase, layer.down, space.gated, layer.post_feed_forward_norm);
-        }
-        share_rows(phases[g.num_layers * PHASES_PER_LAYER], [&](int i) {
-            norm_row(residual(i), (const E*)g.final_norm, (E*)g.out + (ptrdiff_t)i * g.hidden, g.hidden, g.eps, g.offset);
+        job->add((int)pieces.merges.size(), [this, args, &pieces](int i) {
+            Attend<T>(args, pieces.pieces[pieces.merges[i]], scratch(args)).finish(partials.data());
         });
     }
     int run() {
-        if (!plan()) return 1;
-        parallel(threads, [&] { run_layers(); });
+        if (!plan_attention_of_layers()) return 1;
+        for (int i = 0; i < g.num_layers; i++) {
+            const DecoderLayer& layer = g.layers[i];
+            norm_and_project(layer.input_norm, layer.qkv, space.qkv, layer.qkv.n, STORE);
+            attend(layer, work[work_of[i]]);
+            project_and_add(layer.output, space.attended, layer.post_attention_norm);
+            norm_and_project(layer.feed_forward_norm, layer.gate_up, space.gated, layer.down.k, ACT_MUL);
+            project_and_add(layer.down, space.gated, layer.post_feed_forward_norm);
+        }
+        add_rows([this](int i) {
+            norm_row(residual(i), (const E*)g.final_norm, (E*)g.out + (ptrdiff_t)i * g.hidden, g.hidden, g.eps, g.offset);
+        });
+        pool().run(job, threads);
         return bad;
     }
 };

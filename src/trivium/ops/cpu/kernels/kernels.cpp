@@ -1,5 +1,5 @@
-// The C interface: plain functions over pointers, sizes in entries, called through ctypes. Every function gets a number of threads and runs
-// one parallel region. Types of tensors: 0 float, 1 bf16. Results: 0, or 1 when an index lies outside its table.
+// The C interface: plain functions over pointers, sizes in entries, called through ctypes. Every function gets a number of threads, its
+// caller's included. Types of tensors: 0 float, 1 bf16. Results: 0, or 1 when an index lies outside its table.
 #include "decoder.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -28,20 +28,22 @@ EXPORT const char* trivium_features() {
 }
 
 EXPORT void trivium_rms_norm(int type, const NormArgs* g, int threads) {
+    threads = worth(threads, (int64_t)g->rows * g->n);
     by_type(type, [&]<class T>(T) { parallel_rows(threads, g->rows, [&](int row) { rms_norm_row<typename T::A>(*g, row); }); });
 }
 
 EXPORT void trivium_act_and_mul(int type, const void* x, int64_t stride, void* out, int rows, int n, int kind, int threads) {
     by_type(type, [&]<class T>(T) {
         using E = typename T::A;
-        parallel_rows(threads, rows, [&](int row) { act_and_mul_row((const E*)x + row * stride, (E*)out + (ptrdiff_t)row * n, n, kind); });
+        parallel_rows(worth(threads, (int64_t)rows * n), rows,
+                      [&](int row) { act_and_mul_row((const E*)x + row * stride, (E*)out + (ptrdiff_t)row * n, n, kind); });
     });
 }
 
 EXPORT int trivium_prepare_qkv(int type, const QKVArgs* g, int threads) {
     std::atomic<bool> bad{false};
     by_type(type, [&]<class T>(T) {
-        parallel_rows(threads, g->rows, [&](int row) {
+        parallel_rows(worth(threads, (int64_t)g->rows * (g->heads + 2 * g->kv_heads) * g->dim), g->rows, [&](int row) {
             if (!prepare_qkv<typename T::A>(*g, row)) bad = true;
         });
     });
@@ -64,6 +66,7 @@ EXPORT void trivium_pack_weight(int type, const void* w, int64_t stride, int n, 
 
 // x has the type of out; the weight too, or int8 if there are scales.
 EXPORT void trivium_linear(int type, const LinearArgs* g, int threads) {
+    threads = worth(threads, (int64_t)g->n * g->k / W * (g->rows + 1));
     by_type(type, [&]<class T>(T) {
         using E = typename T::A;
         if (!g->w_scale) {
@@ -100,6 +103,9 @@ template <class T> static void attend(const AttentionArgs& g, const AttentionWor
 }
 
 EXPORT int trivium_attention(int type, const AttentionArgs* g, int threads) {
+    int64_t keys = 0;
+    for (int r = 0; r < g->rows; r++) keys += (int64_t)(g->query_starts[r + 1] - g->query_starts[r]) * g->seq_lens[r];
+    threads = worth(threads, keys * g->heads * g->dim / W);
     AttentionWork work;
     if (!plan_attention(*g, threads, work)) return 1;
     by_type(type, [&]<class T>(T) { attend<T>(*g, work, threads); });
