@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,19 +36,19 @@ def _run(*args: str, text: str = "") -> subprocess.CompletedProcess[str]:
 class Served:
     """`trivium serve` in a process of its own, with its output in files."""
 
-    def __init__(self, folder: Path, *args: str) -> None:
+    def __init__(self, folder: Path, *args: str, style: str) -> None:
         self.out, self.err = folder / "out", folder / "err"
         command = [sys.executable, "-m", "trivium", "serve", "--host", "127.0.0.1", "--port", "0", *args]
         with self.out.open("w") as out, self.err.open("w") as err:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=_environment())
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**_environment(), "TRIVIUM_LOG_FORMAT": style})
         self.url = self._wait_until_ready()
 
     def _wait_until_ready(self) -> str:
         deadline = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline:
-            first = next((line for line in self.out.read_text().splitlines() if " is ready after " in line), None)
-            if first is not None:
-                return first.rsplit(" ", 1)[1]
+            port = re.search(r'"msg": "ready".* "port": (\d+)|ready \(.*port=(\d+)', self.err.read_text())
+            if port is not None:
+                return f"http://localhost:{port[1] or port[2]}"
             assert self.process.poll() is None, self.err.read_text()
             time.sleep(0.1)
         raise AssertionError("not ready in time:\n" + self.err.read_text())
@@ -59,7 +60,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("served"), *SMALL)
+    server = Served(tmp_path_factory.mktemp("served"), *SMALL, style="human")
     yield server
     if server.process.poll() is None:
         server.process.kill()
@@ -83,13 +84,23 @@ def test_the_curl_command_of_the_ready_block_works(served: Served) -> None:
     assert reply["choices"][0]["message"]["role"] == "assistant", reply
 
 
-def test_standard_error_is_one_json_object_a_line(served: Served) -> None:
-    lines = served.err.read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
+def test_in_json_standard_error_is_one_object_a_line_and_standard_output_is_empty(tmp_path: Path) -> None:
+    server = Served(tmp_path, *SMALL, style="json")
+    try:
+        httpx.get(f"{server.url}/readyz")
+        httpx.get(f"{server.url}/version")
+    finally:
+        assert server.stop() == 0
+    assert server.out.read_text() == ""
+    entries = [json.loads(line) for line in server.err.read_text().splitlines()]
     ready = next(entry for entry in entries if entry["msg"] == "ready")
     assert ready["model"] == NAME
-    assert ready["port"] == int(served.url.rsplit(":", 1)[1])
-    assert any(entry["msg"].startswith("importing torch") for entry in entries)
+    assert ready["port"] == int(server.url.rsplit(":", 1)[1])
+    messages = [entry["msg"] for entry in entries]
+    assert any(message.startswith("importing torch") for message in messages)
+    assert any("1,024 tokens, 4.0 full contexts" in message for message in messages)
+    assert any("/version" in message for message in messages)
+    assert not any("/readyz" in message for message in messages)
 
 
 def test_chat_talks_to_the_server_and_prints_only_the_answer(served: Served) -> None:

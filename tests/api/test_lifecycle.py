@@ -111,16 +111,18 @@ def test_at_the_drain_limit_streams_end_with_an_error(start: Any) -> None:
     assert result[-1]["error"]["code"] == "not_ready"
 
 
-def test_a_second_signal_stops_at_once(start: Any) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+def test_a_second_signal_stops_at_once(start: Any, number: int, code: int) -> None:
     server = start(engine={"step_s": 0.05})
     with server.raw(post_bytes("/v1/completions", {"prompt": "abc", "max_tokens": 1000, "stream": True})) as connection:
         connection.read_until(b"data: ")
         started = time.monotonic()
         server.signal(signal.SIGTERM)
         time.sleep(0.2)
-        server.signal(signal.SIGTERM)
-        assert server.wait() != 0
+        server.signal(number)
+        assert server.wait() == code
         assert time.monotonic() - started < 2
+    assert any("waiting up to 30 s for 1 request;" in line for line in server.log)
 
 
 def test_a_second_signal_that_costs_nobody_anything_is_no_failure(start: Any) -> None:

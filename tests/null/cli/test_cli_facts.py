@@ -55,6 +55,15 @@ def test_a_healthy_machine_is_told_so(device: dict[str, Any], capsys: pytest.Cap
     assert out.endswith("No problem found.\n")
 
 
+def test_without_a_compiler_that_is_the_problem(device: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "problem: no C++ compiler" in out
+    assert "safetensors" not in out
+    assert "available: yes" in out
+
+
 def test_a_broken_torch_is_a_problem_and_exit_code_1(device: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     device.clear()
     device["error"] = "ImportError: libtorch"

@@ -38,6 +38,12 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
         (["srve"], "There is no command 'srve'. Did you mean serve?"),
         (["xyzzy"], "There is no command 'xyzzy'. Commands: serve, "),
         (["config", "show", "--blok-size", "8"], "There is no flag --blok-size; did you mean --block-size?"),
+        (["config", "show", "--xyzzy", "8"], "There is no flag --xyzzy. (see"),
+        (["config", "show", "--max-model-len", "-5"], "max_model_len must be at least 1, got -5 (from flag --max-model-len)"),
+        (["serve", "--api-key", ""], "api_key must not be empty (from flag --api-key)"),
+        (["run", "What is 2+2?"], "is no folder, file or hub name. To ask the packaged model: trivium run -p 'What is 2+2?'"),
+        (["run", "", "a", "-p", "b"], "PROMPT and --prompt were both given"),
+        (["run", "--temperature", "5"], "temperature must be from 0 to 2, got 5"),
         (["config", "show", "--max-model-len"], "requires an argument"),
         (["config", "show", "--max-model-len", "many"], "max_model_len: 'many' is not a whole number"),
         (["config", "show", "--block-size", "33"], "got 33 (from flag --block-size)"),
@@ -53,6 +59,14 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(args: list[str], messa
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
     assert message in captured.err
+
+
+@pytest.mark.parametrize("args", [[], ["config"]])
+def test_without_a_command_there_is_help_on_many_lines(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Usage: trivium ")
+    assert err.count("\n") > 5
 
 
 @pytest.mark.parametrize(

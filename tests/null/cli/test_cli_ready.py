@@ -67,6 +67,14 @@ def test_the_block_has_everything_and_no_key() -> None:
     ):
         assert part in text
     assert "very-secret" not in text
+    assert "http://localhost:8001/docs (needs the API key)" in text
+    assert "no API key" not in text
+
+
+@pytest.mark.parametrize(("host", "is_told"), [("0.0.0.0", True), ("::", True), ("127.0.0.1", False)])
+def test_a_server_open_to_all_says_so(host: str, is_told: bool) -> None:
+    text = ready_block(ServerConfig(http=HttpConfig(host=host)), READY, model="m", port=1, has_chat=True, start_s=1)
+    assert ("listening on all interfaces, no API key" in text) == is_told
 
 
 @pytest.mark.parametrize(

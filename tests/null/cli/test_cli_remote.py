@@ -130,7 +130,25 @@ def test_piped_text_is_answered_on_standard_output_alone(script: Script, monkeyp
     assert capsys.readouterr() == ("Paris\n", "")
     body = script.requests[0][2]
     assert body["messages"] == [{"role": "system", "content": "s"}, {"role": "user", "content": "Answer:\n\nThe capital of France?"}]
-    assert body["temperature"] == 0.0
+    assert (body["temperature"], body["max_tokens"]) == (0.0, 512)
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "sampling"),
+    [
+        ("SmolLM2-135M-Instruct", [], {"temperature": 0.0, "max_tokens": 512}),
+        ("SmolLM2-135M-Instruct", ["--temperature", "0.5", "--max-tokens", "3"], {"temperature": 0.5, "max_tokens": 3}),
+        ("another", [], {"max_tokens": 512}),
+    ],
+)
+def test_only_the_packaged_model_is_greedy_by_default(
+    model: str, args: list[str], sampling: dict[str, Any], script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.lines = ["data: [DONE]"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["run", model, "-p", "Hi", "--url", script.url, *args]) == 0
+    body = script.requests[0][2]
+    assert {name: value for name, value in body.items() if name not in ("model", "messages", "stream")} == sampling
 
 
 @pytest.mark.parametrize(

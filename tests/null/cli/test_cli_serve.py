@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.routing import Route
 
 from trivium.cli import serve
-from trivium.cli.loading import served_names
+from trivium.cli.loading import check_model, served_names
 from trivium.cli.main import main
 from trivium.cli.ready import ROUTES
 from trivium.cli.vllm_flags import FLAGS
 from trivium.config import ModelSettings, ServerConfig
 from trivium.config_io import settings_of
+from trivium.errors import TriviumError
 from trivium.frontends.app import create_app
 from trivium.metrics.catalogue import LOG_LINES_DROPPED
 from trivium.repository.manager import ModelManager
@@ -32,6 +35,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         return 0
 
     monkeypatch.setattr(serve, "run", run)
+    monkeypatch.setattr(serve, "check_model", lambda settings: None)
     monkeypatch.setattr(serve.log, "setup", lambda: None)
     return configs
 
@@ -132,3 +136,23 @@ def test_the_dropped_lines_metric_moves(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(serve.log, "dropped_lines", lambda dropped=dropped: dropped)
         registry.refresh()
         assert counter.value == dropped
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        ({"architectures": ["NoSuchModel"]}, {}, "NoSuchModel"),
+        (None, {}, "neither a config.json nor a .gguf file"),
+    ],
+)
+def test_what_the_config_rules_out_is_told_before_anything_starts(
+    config: dict[str, Any] | None, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(TriviumError, match=message):
+        check_model(ModelSettings(model=str(tmp_path), **settings))
+
+
+def test_a_hub_name_is_not_fetched_to_be_checked() -> None:
+    check_model(ModelSettings(model="nobody/no-such-model"))

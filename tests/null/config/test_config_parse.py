@@ -26,6 +26,8 @@ SETTINGS = settings_of(ServerConfig)
         ("1m", 10**6),
         ("1M", 2**20),
         ("2G", 2**31),
+        ("2GiB", 2**31),
+        ("1.5GiB", 3 * 2**29),
         ("1g", 10**9),
         ("-1", -1),
         ("1_000", 1000),
@@ -36,7 +38,7 @@ def test_whole_numbers_with_vllms_suffixes(text: str, value: int) -> None:
     assert parse_int(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "k", "1.5", "1.5K", "1.0001k", "1kk", "1e3", "0x10", "nan", "٣", "1 k"])
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1.5K", "1.0001k", "1kk", "1e3", "0x10", "nan", "٣", "1 k", "1kiB", "1KB", "1.0001KiB"])
 def test_what_is_no_whole_number(text: str) -> None:
     with pytest.raises(ValueError, match="not a whole number"):
         parse_int(text)
@@ -65,6 +67,9 @@ def test_text_is_parsed_by_the_fields_type(name: str, text: str, value: Any) -> 
     ("name", "text", "message"),
     [
         ("max_model_len", "many", "max_model_len: 'many' is not a whole number"),
+        ("api_key", "", "api_key must not be empty"),
+        ("api_key", "a,,b", "api_key must not be empty"),
+        ("attention_backend", "nope", "attention_backend: must be one of auto, triton, flash, cpu, reference"),
         ("block_size", "none", "block_size: 'none' is not a whole number"),
         ("gpu_memory_utilization", "most", "gpu_memory_utilization: could not convert"),
         ("enable_prefix_caching", "maybe", "neither true nor false"),

@@ -123,7 +123,7 @@ def test_an_empty_file_sets_nothing(write: Any, text: str) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="can't read .*none.yaml"):
+    with pytest.raises(ConfigError, match="can't read .*none.yaml: No such file or directory$"):
         resolve(ServerConfig, file=tmp_path / "none.yaml")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(ConfigError, match="can't read .*binary"):
@@ -182,3 +182,19 @@ def test_each_default_survives_the_way_through_text(name: str) -> None:
     if default in ("", (), False, None):
         return
     assert resolve(ServerConfig, flags={name: _text(default)}).value(name) == default
+
+
+def test_valid_settings_of_the_whole_are_left_unused_and_wrong_ones_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "trivium.yaml"
+    file.write_text("host: 127.0.0.1\nseed: 3\n")
+    resolved = resolve(EngineConfig, variables={"TRIVIUM_PORT": "9", "TRIVIUM_DEVICE": "cpu"}, file=file, within=ServerConfig)
+    assert (resolved.config.model.seed, resolved.config.device) == (3, "cpu")
+    for variables in ({"TRIVIUM_PORT": "http"}, {"TRIVIUM_PROT": "9"}):
+        with pytest.raises(ConfigError, match="TRIVIUM_P"):
+            resolve(EngineConfig, variables=variables, within=ServerConfig)
+
+
+@pytest.mark.parametrize("flag", ["max_model_len", "num_threads", "hang_timeout_s", "max_logprobs"])
+def test_values_that_no_engine_could_use_are_refused_before_one_is_asked(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} must be"):
+        resolve(ServerConfig, flags={flag: "-5"})

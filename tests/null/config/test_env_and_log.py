@@ -141,6 +141,23 @@ def test_secrets_are_never_shown(style: str) -> None:
     assert "with *** in it" in text
 
 
+@pytest.mark.parametrize("text", ["send the header 'Authorization: Bearer KEY'.", "(Authorization: Bearer KEY), on", "Bearer YOUR_KEY"])
+def test_the_placeholder_of_help_texts_is_no_secret(text: str) -> None:
+    assert log.redact(text) == text
+    assert log.redact(text.replace("KEY", "KEYS")) != text.replace("KEY", "KEYS")
+
+
+def test_the_level_holds_for_libraries_with_levels_of_their_own() -> None:
+    stream = io.StringIO()
+    log.setup(stream=stream, level="warning", style="json")
+    assert log.is_json()
+    logger = logging.getLogger("uvicorn.error")
+    logger.setLevel("INFO")
+    logger.info("started")
+    logger.warning("odd")
+    assert [json.loads(line)["msg"] for line in stream.getvalue().splitlines()] == ["odd"]
+
+
 def test_setting_up_again_replaces_the_handler() -> None:
     first, second = io.StringIO(), io.StringIO()
     log.setup(stream=first)

@@ -353,8 +353,8 @@ def test_the_models_defaults_can_be_switched_off() -> None:
     ],
 )
 def test_eos_token_ids(config: dict[str, Any], generation_config: dict[str, Any], expected: list[int]) -> None:
-    assert eos_token_ids(byte_tokenizer(), config, generation_config) == expected
-    assert eos_token_ids(None, config, generation_config) == expected[1:]
+    assert eos_token_ids(byte_tokenizer(), config, generation_config, vocab_size=VOCAB_SIZE) == expected
+    assert eos_token_ids(None, config, generation_config, vocab_size=VOCAB_SIZE) == expected[1:]
 
 
 def test_bad_words_read_the_same_after_a_space() -> None:

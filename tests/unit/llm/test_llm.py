@@ -197,6 +197,14 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
     assert own[0].prompt == "Hi. Name a planet."
 
 
+def changed_later(**values: Any) -> SamplingParams:
+    """Parameters that were right when they were made."""
+    params = SamplingParams()
+    for name, value in values.items():
+        setattr(params, name, value)
+    return params
+
+
 BAD_CALLS: dict[str, tuple[Any, Any, type[Exception], str | None]] = {
     "no tokens": ([FRANCE, ""], GREEDY, InvalidRequest, "prompts"),
     "no token ids": ([FRANCE, {"prompt_token_ids": []}], GREEDY, InvalidRequest, "prompts"),
@@ -214,7 +222,7 @@ BAD_CALLS: dict[str, tuple[Any, Any, type[Exception], str | None]] = {
     "prompt of a wrong type": ({"prompt": 5}, GREEDY, InvalidRequest, "prompts"),
     "fewer params than prompts": ([FRANCE, FRANCE], [GREEDY], InvalidRequest, "sampling_params"),
     "params of another kind": ([FRANCE], {"temperature": 0.0}, InvalidRequest, "sampling_params"),
-    "a float for a whole number": ([FRANCE], SamplingParams(top_k=1.5), InvalidRequest, "top_k"),  # pyright: ignore[reportArgumentType]
+    "a float for a whole number": ([FRANCE], changed_later(top_k=1.5), InvalidRequest, "top_k"),
     "a list of floats": ([FRANCE], SamplingParams(stop_token_ids=[1.0]), InvalidRequest, "stop_token_ids"),  # pyright: ignore[reportArgumentType]
     "stop id outside the vocabulary": ([FRANCE], SamplingParams(stop_token_ids=[49152]), InvalidRequest, "stop_token_ids"),
     "bias outside the vocabulary": ([FRANCE], SamplingParams(logit_bias={49152: 1.0}), InvalidRequest, "logit_bias"),
