@@ -5,7 +5,7 @@
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo '  Variables: PORT=8000 HOST=127.0.0.1 MODEL=folder-or-name ARGS="more flags" PYTHON=python3.11 TORCH_ARGS="pip arguments for torch"'
+	@echo '  Variables: PORT=8000 HOST=0.0.0.0 MODEL=folder-or-name ARGS="more flags" PYTHON=python3.11 TORCH_ARGS="pip arguments for torch"'
 
 setup:  ## make .venv and install everything that serving needs
 	@scripts/setup.sh serve

@@ -4,8 +4,10 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
 failed=()
+bold='' plain=''
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
 run() {
-    printf '\n\033[1m== %s\033[0m\n' "$1"
+    printf '\n%s== %s%s\n' "$bold" "$1" "$plain"
     shift
     "$@" || failed+=("$*")
 }

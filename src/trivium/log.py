@@ -27,7 +27,8 @@ FIELDS: Final = ("request_id", "trace_id", "model", "version", "tenant", "status
 """Extra fields that are logged when a record has them; anything else in `extra` is ignored."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_BEARER = re.compile(r"(?i)\b(bearer\s+|api[-_]?key[=:]\s*)\S+")
+_BEARER = re.compile(r"""\b((?i:bearer)\s+|(?i:api[-_]?key)[=:]\s*)(?!(?:YOUR_)?KEY['").,]*(?:\s|$))\S+""")
+"""Whatever follows, but for the placeholder of help texts."""
 _COLOURS = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31;1", "DEBUG": "2"}
 _MIN_SECRET_LEN = 4
 
@@ -123,28 +124,53 @@ def dropped_lines() -> int:
     return sum(handler.dropped_lines for handler in logging.getLogger().handlers if isinstance(handler, SafeHandler))
 
 
+def is_json() -> bool:
+    """Whether this process writes JSON: then nobody watches, and what is meant for eyes alone is better left out."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers if isinstance(handler, SafeHandler))
+
+
 def setup(*, level: str | None = None, style: str | None = None, stream: TextIO | None = None) -> None:
     """Configure logging of this process; calling it again replaces what was set.
 
     `level` is one of `LEVELS` (default: TRIVIUM_LOG_LEVEL, then info) and `style` one of `FORMATS` (default: TRIVIUM_LOG_FORMAT, then auto).
     Raises `ConfigError` for anything else.
     """
-    level = (level or env.get("TRIVIUM_LOG_LEVEL") or "info").lower()
-    if level not in LEVELS:
-        raise ConfigError(f"The log level must be one of {', '.join(LEVELS)}, got {level!r}.", param="log_level")
+    level = _level(level)
     handler = SafeHandler(stream)
-    handler.setFormatter(_formatter(style or env.get("TRIVIUM_LOG_FORMAT") or "auto", stream or sys.stderr))
+    handler.setFormatter(_formatter(_style(style), stream or sys.stderr))
+    # For the loggers of libraries that have levels of their own (uvicorn's).
+    handler.setLevel(level.upper())
     root = logging.getLogger()
     for old in [known for known in root.handlers if isinstance(known, SafeHandler)]:
         root.removeHandler(old)
     root.addHandler(handler)
+    # Libraries' warnings would be lines in a form of their own.
+    logging.captureWarnings(True)
     root.setLevel(logging.WARNING)
     logging.getLogger("trivium").setLevel(level.upper())
 
 
-def _formatter(style: str, stream: TextIO) -> logging.Formatter:
+def check_environment() -> None:
+    """Raises `ConfigError` for a TRIVIUM_LOG_LEVEL or TRIVIUM_LOG_FORMAT that `setup` would refuse."""
+    _level(None)
+    _style(None)
+
+
+def _level(given: str | None) -> str:
+    level = (given or env.get("TRIVIUM_LOG_LEVEL") or "info").lower()
+    if level not in LEVELS:
+        raise ConfigError(f"The log level must be one of {', '.join(LEVELS)}, got {level!r}.", param="log_level")
+    return level
+
+
+def _style(given: str | None) -> str:
+    style = given or env.get("TRIVIUM_LOG_FORMAT") or "auto"
     if style not in FORMATS:
         raise ConfigError(f"The log format must be one of {', '.join(FORMATS)}, got {style!r}.", param="log_format")
+    return style
+
+
+def _formatter(style: str, stream: TextIO) -> logging.Formatter:
     is_terminal = stream.isatty()
     if style == "json" or (style == "auto" and not is_terminal):
         return JsonFormatter()

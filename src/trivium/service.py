@@ -70,7 +70,7 @@ class InferenceService:
         """As `generate`, for requests to one model that belong together: all are admitted or none."""
         lease = self._lease(requests[0].model)
         try:
-            self._admit(lease.backend, sum(request.n for request in requests))
+            self._admit(lease.backend, requests)
             return [self._generate(request, self._lease(request.model)) for request in requests]
         finally:
             lease.release()
@@ -212,12 +212,13 @@ class InferenceService:
     def _leased(self, name: str) -> _Leased:
         return _Leased(self._lease(name))
 
-    def _admit(self, backend: ModelBackend, num_sequences: int) -> None:
+    def _admit(self, backend: ModelBackend, requests: list[GenerateRequest]) -> None:
+        num_sequences = sum(request.n for request in requests)
         bound = backend.max_num_seqs + self.limits.max_queued
         load = self._load.get(backend, 0)
         if num_sequences > bound:
             message = f"The request asks for {num_sequences} sequences, but this server takes on at most {bound} at once."
-            raise InvalidRequest(message, param="n")
+            raise InvalidRequest(message, param="n" if max(request.n for request in requests) > bound or len(requests) == 1 else "prompt")
         if load + num_sequences > bound:
             self.registry.counter(ADMISSION_REJECTIONS, backend.info.name, QUEUE_FULL).inc()
             waves = 1 + max(0, load - backend.max_num_seqs) // max(1, backend.max_num_seqs)

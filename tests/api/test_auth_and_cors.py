@@ -75,3 +75,9 @@ def test_cors_lets_the_named_origin_in_and_no_other(http: httpx.Client) -> None:
     error = http.get("/v1/models", headers={"Origin": "https://good.example"})
     assert error.status_code == 401
     assert error.headers["access-control-allow-origin"] == "https://good.example"
+
+
+def test_a_preflight_with_a_body_that_never_comes_does_not_hold_the_connection(server: ServerProcess) -> None:
+    head = b"OPTIONS /prefix/v1/models HTTP/1.1\r\nHost: x\r\nOrigin: https://good.example\r\nAccess-Control-Request-Method: GET\r\n"
+    with server.raw(head + b"Content-Length: 1000\r\n\r\n", timeout_s=5) as connection:
+        assert connection.read_until_closed().startswith(b"HTTP/1.1 200")

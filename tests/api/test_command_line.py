@@ -39,8 +39,9 @@ class Served:
     def __init__(self, folder: Path, *args: str, style: str) -> None:
         self.out, self.err = folder / "out", folder / "err"
         command = [sys.executable, "-m", "trivium", "serve", "--host", "127.0.0.1", "--port", "0", *args]
+        environment = {**_environment(), "TRIVIUM_LOG_FORMAT": style}
         with self.out.open("w") as out, self.err.open("w") as err:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**_environment(), "TRIVIUM_LOG_FORMAT": style})
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
         self.url = self._wait_until_ready()
 
     def _wait_until_ready(self) -> str:
@@ -48,7 +49,7 @@ class Served:
         while time.monotonic() < deadline:
             port = re.search(r'"msg": "ready".* "port": (\d+)|ready \(.*port=(\d+)', self.err.read_text())
             if port is not None:
-                return f"http://localhost:{port[1] or port[2]}"
+                return f"http://127.0.0.1:{port[1] or port[2]}"
             assert self.process.poll() is None, self.err.read_text()
             time.sleep(0.1)
         raise AssertionError("not ready in time:\n" + self.err.read_text())
@@ -167,4 +168,5 @@ def test_doctor_finds_nothing_wrong_here() -> None:
 def test_show_and_pull_know_the_packaged_model() -> None:
     facts = json.loads(_run("show", "--json").stdout)
     assert (facts["architecture"], facts["layers"], facts["context_length"]) == ("LlamaForCausalLM", 30, 8192)
+    assert facts["file_type"] == "Q4_1"
     assert _run("pull").stdout == f"{packaged_model()}\n"

@@ -48,9 +48,11 @@ def _still_serves(http: httpx.Client) -> object:
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n", 400, "malformed_http"),
         (HEAD + b"Content-Length: 100001\r\n\r\n", 413, "payload_too_large"),
         (HEAD + b"Content-Length: 999999999999999999\r\n\r\n", 413, "payload_too_large"),
+        (HEAD + b"Content-Length: " + b"0" * 5000 + b"\r\n\r\n", 400, "malformed_http"),
+        (b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n", 400, "malformed_http"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + (b"4000\r\n" + b"a" * 0x4000 + b"\r\n") * 8, 413, "payload_too_large"),
     ],
-    ids=range(16),
+    ids=range(18),
 )
 def test_refused_at_once_and_closed(server: ServerProcess, data: bytes, status: int, code: str) -> None:
     with server.raw(timeout_s=5) as connection:
@@ -67,6 +69,49 @@ def test_refused_at_once_and_closed(server: ServerProcess, data: bytes, status: 
 def test_http_1_0_needs_no_host(server: ServerProcess) -> None:
     with server.raw(b"GET /livez HTTP/1.0\r\n\r\n") as connection:
         assert connection.read_until_closed().startswith(b"HTTP/1.1 200")
+
+
+def test_a_stream_over_http_1_0_ends_with_the_connection(server: ServerProcess) -> None:
+    body = b'{"prompt": "ok", "max_tokens": 3, "temperature": 0, "stream": true}'
+    with server.raw(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)) as connection:
+        head, _, text = connection.read_until_closed().partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert text.startswith(b"data: {")
+    assert text.endswith(b"data: [DONE]\n\n")
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 500])
+def test_an_offer_to_upgrade_is_passed_over(server: ServerProcess, num_parts: int) -> None:
+    """As Java's HttpClient makes it with its first request."""
+    requests = [post_bytes("/v1/completions", {"prompt": word, "max_tokens": 3, "temperature": 0}) for word in ("one", "two")]
+    data = b"".join(one.replace(b"Host: test\r\n", b"Host: test\r\n" + OFFER) for one in requests)
+    size = -(-len(data) // num_parts)
+    with server.raw() as connection:
+        for start in range(0, len(data), size):
+            connection.send(data[start : start + size])
+        received = connection.read_until(b'"text":"two"')
+    assert received.index(b'"text":"one"') < received.index(b'"text":"two"')
+    assert received.count(b"HTTP/1.1 200") == 2
+    with server.raw(b"GET /livez HTTP/1.1\r\nHost: x\r\n" + OFFER + b"\r\n") as connection:
+        connection.read_until(b"ok\n")
+
+
+@pytest.mark.parametrize("path", [b"GET /livez", b"GET /none", b"POST /none", b"PUT /livez", b"OPTIONS /v1/models"])
+def test_a_body_that_nobody_reads_does_not_hold_the_connection(server: ServerProcess, path: bytes) -> None:
+    with server.raw(path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{", timeout_s=5) as connection:
+        head = connection.read_until_closed()
+    assert b"connection: close" in head
+
+
+def test_a_post_without_a_body_keeps_its_connection(server: ServerProcess) -> None:
+    with server.raw(b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n") as connection:
+        connection.read_until(b"method_not_allowed")
+        connection.send(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.read_until(b"ok\n")
 
 
 @pytest.mark.parametrize(

@@ -233,10 +233,15 @@ def test_a_full_queue_is_429_with_retry_after_and_recovers(start: Any) -> None:
 def test_more_sequences_than_ever_fit_are_the_requests_fault(start: Any) -> None:
     server = start(http={"max_queued_requests": 1}, engine={"max_num_seqs": 2})
     with server.http() as http:
-        for body in ({"prompt": "a", "n": 4}, {"prompt": ["a", "b", "c", "d"]}):
+        for body, param in (
+            ({"prompt": "a", "n": 4}, "n"),
+            ({"prompt": ["a", "b"], "n": 4}, "n"),
+            ({"prompt": ["a", "b", "c", "d"]}, "prompt"),
+            ({"prompt": ["a", "b"], "n": 2}, "prompt"),
+        ):
             answer = http.post("/v1/completions", json=body)
             assert answer.status_code == 400
-            assert answer.json()["error"]["param"] == "n"
+            assert answer.json()["error"]["param"] == param
 
 
 def test_the_client_library_retries_a_full_queue(start: Any) -> None:

@@ -191,6 +191,13 @@ def test_echo_with_logprobs_shows_those_of_the_prompt(client: openai.OpenAI) -> 
     assert logprobs.text_offset == [0, 1, 2]
 
 
+def test_echo_of_a_prompt_that_was_cut_shows_what_is_left(client: openai.OpenAI) -> None:
+    answer = complete(client, "abcdé", max_tokens=1, echo=True, logprobs=0, extra_body={"truncate_prompt_tokens": 4})
+    assert answer.choices[0].text == "cdéc"
+    assert answer.choices[0].logprobs is not None
+    assert (answer.choices[0].logprobs.text_offset or [])[:3] == [0, 1, 2]
+
+
 def test_echo_without_tokens_is_the_prompt_alone(client: openai.OpenAI) -> None:
     answer = complete(client, "xyz", max_tokens=0, echo=True, logprobs=1)
     [choice] = answer.choices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import openai
 import pytest
-from helpers_server import ServerProcess
+from helpers_server import ServerProcess, events
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -100,6 +100,8 @@ def test_the_description_lists_every_route_and_resolves(http: httpx.Client) -> N
                 check(inner)
 
     check(document)
+    assert schemas["CompletionBody"]["required"] == ["prompt"]
+    assert schemas["ChatBody"]["required"] == ["messages"]
     assert {"temperature", "top_k", "prompt", "tools", "logprobs"} <= set(schemas["CompletionBody"]["properties"]) | {"tools"}
 
 
@@ -107,6 +109,10 @@ def test_answers_match_their_schemas(http: httpx.Client) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     document = http.get("/openapi.json").json()
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    completion_chunks = events(http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, **streamed}).text)[:-1]
+    chat_chunks = events(http.post("/v1/chat/completions", json={**chat, **streamed}).text)[:-1]
+    assert all("usage" in chunks[-1] for chunks in (completion_chunks, chat_chunks))
     answers = {
         "Completion": http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, "logprobs": 1}).json(),
         "ChatCompletion": http.post("/v1/chat/completions", json={**chat, "logprobs": True, "top_logprobs": 1}).json(),
@@ -114,7 +120,13 @@ def test_answers_match_their_schemas(http: httpx.Client) -> None:
         "Tokens": http.post("/tokenize", json={"prompt": "a"}).json(),
         "ErrorBody": http.get("/nope").json(),
     }
-    for name, answer in answers.items():
+    assert all(answer["system_fingerprint"] is None for name, answer in answers.items() if "Completion" in name)
+    pairs = [
+        *answers.items(),
+        *(("CompletionChunk", chunk) for chunk in completion_chunks),
+        *(("ChatCompletionChunk", chunk) for chunk in chat_chunks),
+    ]
+    for name, answer in pairs:
         schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
         jsonschema.Draft202012Validator(schema).validate(answer)
 

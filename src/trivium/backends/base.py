@@ -63,6 +63,10 @@ class Vocabulary(Protocol):
         """Text of each token on its own."""
         ...
 
+    async def spell(self, token_ids: list[int]) -> list[str]:
+        """As `token_strings`, off the event loop when there are many."""
+        ...
+
     def token_bytes(self, token_ids: list[int]) -> list[bytes]:
         """What each token adds to a text: also where that is a part of a character."""
         ...

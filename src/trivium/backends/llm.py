@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from trivium.backends.base import ChatPrompt, Generation, ModelInfo
 from trivium.backends.llm_choice import Choice
 from trivium.backends.llm_generation import LLMGeneration, Plan
-from trivium.backends.llm_params import bad_words_token_ids, check_params, child_params, eos_token_ids, sampling_defaults, suggested_config
+from trivium.backends.llm_params import (
+    MAX_PRIORITY,
+    bad_words_token_ids,
+    check_choosable,
+    check_params,
+    child_params,
+    eos_token_ids,
+    resolve_max_tokens,
+    sampling_defaults,
+    suggested_config,
+)
 from trivium.backends.llm_prompt import Prompter
 from trivium.client.protocol import EngineClientProtocol
 from trivium.config import ModelSettings
-from trivium.errors import NotReady
+from trivium.errors import InvalidRequest, NotReady
 from trivium.metrics.instruments import Registry
 from trivium.metrics.sequence import ModelMetrics, SequenceClock
 from trivium.protocol.messages import AddRequest
 from trivium.text import ChatTemplate, Tokenizer
-from trivium.types import GenerateRequest, SamplingParams, check_token_ids
+from trivium.types import GenerateRequest, SamplingParams
+
+BAD_WORD_COST: Final = 128
+"""Characters of plain text that take as long to tokenize as a short word, twice, with the calls' overhead."""
 
 
 class LLMBackend:
@@ -41,7 +55,7 @@ class LLMBackend:
         self._engine = engine
         self._tokenizer = tokenizer
         self._prompter = Prompter(tokenizer, template, max_model_len=ready.max_model_len, vocab_size=ready.vocab_size)
-        self._eos_token_ids = [token_id for token_id in eos_token_ids(tokenizer, config, generation_config) if token_id < ready.vocab_size]
+        self._eos_token_ids = eos_token_ids(tokenizer, config, generation_config, vocab_size=ready.vocab_size)
         self._ids = itertools.count()
         self._max_num_seqs = ready.max_num_seqs
         suggested = suggested_config(settings.generation_config, generation_config)
@@ -75,18 +89,21 @@ class LLMBackend:
         return LLMGeneration(request, self._engine, self._tokenizer, self._metrics, self._plan)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return (await self._prompter.text(text, add_special_tokens=add_special_tokens)).token_ids
+        return await self._prompter.tokenize(text, add_special_tokens=add_special_tokens)
 
     async def tokenize_chat(self, request: ChatPrompt) -> list[int]:
-        return (await self._prompter.chat(request)).token_ids
+        return await self._prompter.tokenize_chat(request)
 
     async def detokenize(self, token_ids: list[int]) -> str:
         return await self._prompter.detokenize(token_ids)
 
     def token_strings(self, token_ids: list[int]) -> list[str]:
         tokenizer = self._prompter.tokenizer("return_token_strs")
-        check_token_ids("tokens", token_ids, self._info.vocab_size)
-        return [tokenizer.token_to_str(token_id) for token_id in token_ids]
+        strings = {token_id: tokenizer.token_to_str(token_id) for token_id in dict.fromkeys(token_ids)}
+        return [strings[token_id] for token_id in token_ids]
+
+    async def spell(self, token_ids: list[int]) -> list[str]:
+        return await self._prompter.run(partial(self.token_strings, token_ids), len(token_ids))
 
     def token_bytes(self, token_ids: list[int]) -> list[bytes]:
         return [b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id) for token_id in token_ids]
@@ -105,13 +122,15 @@ class LLMBackend:
         if self._engine.ready is None:
             raise NotReady("The engine is being restarted.")
         params = request.params
+        if not -MAX_PRIORITY - 1 <= request.priority <= MAX_PRIORITY:
+            raise InvalidRequest(f"priority must be from {-MAX_PRIORITY - 1} to {MAX_PRIORITY}, got {request.priority}.", param="priority")
         check_params(params, vocab_size=self._info.vocab_size, max_logprobs=self._info.max_logprobs)
-        bad_words = bad_words_token_ids(params.bad_words, self._prompter.tokenizer("bad_words")) if params.bad_words else []
+        bad_words = await self._bad_words(params)
+        check_choosable(params, eos_token_ids=self._eos_token_ids, bad_words=bad_words, vocab_size=self._info.vocab_size)
         if params.stop_strings:
             self._prompter.tokenizer("stop")
         prompt = await self._prompter.prompt(request)
-        room = self._info.max_model_len - len(prompt.token_ids)
-        max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
+        max_tokens = resolve_max_tokens(params, room=self._info.max_model_len - len(prompt.token_ids))
         num_sequences = 1 if params.is_greedy else request.n
         additions: list[AddRequest] = []
         choices: list[Choice] = []
@@ -130,6 +149,13 @@ class LLMBackend:
             additions.append(addition)
             choices.append(self._choice(index, addition, own_params, arrived_at))
         return Plan(prompt, additions, choices, num_copies=request.n // num_sequences)
+
+    async def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        words = params.bad_words
+        if not words:
+            return []
+        encode = partial(bad_words_token_ids, words, self._prompter.tokenizer("bad_words"))
+        return await self._prompter.run(encode, BAD_WORD_COST * len(words) + sum(map(len, words)))
 
     def _choice(self, index: int, addition: AddRequest, params: SamplingParams, arrived_at: float) -> Choice:
         clock = SequenceClock(self._metrics, arrived_at)

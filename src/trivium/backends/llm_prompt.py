@@ -10,22 +10,27 @@ from functools import partial
 from typing import Final, TypeVar
 
 from trivium.backends.base import ChatPrompt
+from trivium.backends.llm_params import check_ids
 from trivium.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
 from trivium.text import ChatTemplate, Tokenizer
-from trivium.types import GenerateRequest, check_token_ids
+from trivium.types import GenerateRequest
 
 T = TypeVar("T")
 
 INLINE_CHARS: Final = 4096
 """Shorter texts are tokenized where they are: a thread's hand-over costs as much."""
 NUM_THREADS: Final = 4
+NUM_TEMPLATE_THREADS: Final = 4
+"""Of their own: templates that take long must not keep others from being tokenized."""
+MIN_BOUND: Final = 1 << 16
+"""Fewer token ids than this are never too many for /tokenize and /detokenize, however short the context."""
 
 
 @dataclass(frozen=True)
 class Prompt:
     token_ids: list[int]
     text: str | None
-    """As it was tokenized; None for prompts given as token ids."""
+    """As it was tokenized; None for prompts given as token ids, and when tokens were cut off."""
 
 
 class Prompter:
@@ -36,7 +41,10 @@ class Prompter:
         self._template = template
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
+        self._bound = max(MIN_BOUND, 4 * max_model_len)
+        """Most token ids of a text that goes to no model."""
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
+        self._template_threads = ThreadPoolExecutor(NUM_TEMPLATE_THREADS, thread_name_prefix="template")
 
     async def prompt(self, request: GenerateRequest) -> Prompt:
         """Raises `InvalidRequest`, `PromptTooLong` or `UnsupportedFeature` with the field at fault."""
@@ -49,33 +57,46 @@ class Prompter:
         else:
             assert request.prompt is not None, "a request without a prompt"
             prompt = await self.text(request.prompt, add_special_tokens=request.add_special_tokens, max_tokens=limit)
-        if kept is not None:
-            prompt = Prompt(prompt.token_ids[-kept:], prompt.text)
-        self._check_length(prompt, "prompt" if request.messages is None else "messages")
-        if request.prompt_token_ids is not None:
-            self._check_ids("prompt", prompt.token_ids)
+        if kept is not None and len(prompt.token_ids) > kept:
+            # The text is that of more tokens: whoever wants it decodes those that are left.
+            prompt = Prompt(prompt.token_ids[-kept:], None)
+        name = "prompt" if request.messages is None else "messages"
+        self._check_length(prompt, name)
+        # Also of texts: a tokenizer may know more tokens than its model.
+        check_ids(name, prompt.token_ids, self._vocab_size)
         return prompt
 
     async def text(self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None) -> Prompt:
         tokenizer = self.tokenizer("prompt")
         encode = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
-        return Prompt(await self._run(encode, len(text)), text)
+        return Prompt(await self.run(encode, len(text)), text)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids that go to no model. A text of more than `max(65536, 4 * max_model_len)` tokens is refused."""
+        return (await self.text(text, add_special_tokens=add_special_tokens, max_tokens=self._bound)).token_ids
+
+    async def tokenize_chat(self, prompt: ChatPrompt) -> list[int]:
+        return (await self.chat(prompt, max_tokens=self._bound)).token_ids
 
     async def chat(self, prompt: ChatPrompt, *, max_tokens: int | None = None) -> Prompt:
         tokenizer = self.tokenizer("messages")
         template = self._template
         if template is None and prompt.chat_template is None:
             raise UnsupportedFeature("This model has no chat template; set one with --chat-template, or use completions.", param="messages")
+        # Templates are rendered by another process, which is waited for.
+        render = partial(_render, template, tokenizer, prompt)
+        text = await asyncio.get_running_loop().run_in_executor(self._template_threads, render)
         try:
-            # Templates are rendered by another process, which is waited for.
-            return await self._run(partial(_render, template, tokenizer, prompt, max_tokens), INLINE_CHARS)
+            return await self.text(text, add_special_tokens=prompt.add_special_tokens, max_tokens=max_tokens)
         except PromptTooLong as error:
             raise PromptTooLong(error.message, param="messages") from None
 
     async def detokenize(self, token_ids: list[int]) -> str:
-        self._check_ids("tokens", token_ids)
+        if len(token_ids) > self._bound:
+            raise InvalidRequest(f"There are {len(token_ids)} tokens; at most {self._bound} are accepted.", param="tokens")
+        check_ids("tokens", token_ids, self._vocab_size)
         tokenizer = self.tokenizer("tokens")
-        return await self._run(partial(tokenizer.decode, token_ids, skip_special_tokens=False), len(token_ids))
+        return await self.run(partial(tokenizer.decode, token_ids, skip_special_tokens=False), len(token_ids))
 
     def tokenizer(self, param: str) -> Tokenizer:
         if self._tokenizer is None:
@@ -83,9 +104,11 @@ class Prompter:
         return self._tokenizer
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._template_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, function: Callable[[], T], size: int) -> T:
+    async def run(self, function: Callable[[], T], size: int) -> T:
+        """The function's result; `size` is its work, in characters to be tokenized: much of it is done in a thread."""
         if size < INLINE_CHARS:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
@@ -100,11 +123,6 @@ class Prompter:
             message = f"truncate_prompt_tokens must be -1 or from 1 to {self._max_model_len}, got {kept}."
             raise InvalidRequest(message, param="truncate_prompt_tokens")
         return kept
-
-    def _check_ids(self, name: str, token_ids: list[int]) -> None:
-        # Two passes in C; the loop that finds the culprit runs only when there is one.
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
-            check_token_ids(name, token_ids, self._vocab_size)
 
     def _check_length(self, prompt: Prompt, param: str) -> None:
         length = len(prompt.token_ids)
@@ -127,18 +145,16 @@ def _chat_prompt(request: GenerateRequest) -> ChatPrompt:
     )
 
 
-def _render(template: ChatTemplate | None, tokenizer: Tokenizer, prompt: ChatPrompt, max_tokens: int | None) -> Prompt:
-    """The conversation as text, then as tokens. Templates write the special tokens themselves."""
+def _render(template: ChatTemplate | None, tokenizer: Tokenizer, prompt: ChatPrompt) -> str:
+    """The conversation as text. Templates write the special tokens themselves."""
     if prompt.chat_template is None:
         assert template is not None
-        text = _text(template, prompt)
-    else:
-        own = ChatTemplate.for_tokenizer(prompt.chat_template, tokenizer)
-        try:
-            text = _text(own, prompt)
-        finally:
-            own.close()
-    return Prompt(tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens, max_tokens=max_tokens), text)
+        return _text(template, prompt)
+    own = ChatTemplate.for_tokenizer(prompt.chat_template, tokenizer)
+    try:
+        return _text(own, prompt)
+    finally:
+        own.close()
 
 
 def _text(template: ChatTemplate, prompt: ChatPrompt) -> str:

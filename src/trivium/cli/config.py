@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trivium import env
+from trivium import env, log
 from trivium.cli.options import CONTEXT, SettingsCommand, resolve_options, setting_options
 from trivium.config import ServerConfig
 from trivium.config_io import Resolved, json_schema, resolve, settings_of
@@ -47,6 +47,7 @@ def show(*, origin: bool, as_json: bool, **options: Any) -> None:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def check(file: Path) -> None:
     """Read FILE together with the TRIVIUM_* variables; say what is wrong with the first wrong setting."""
+    log.check_environment()
     resolved = resolve(ServerConfig, variables=env.settings(), file=file)
     num_set = sum(origin.startswith(f"{file}:") for origin in resolved.origins.values())
     click.echo(f"{file}: {num_set} settings, all valid")

@@ -8,7 +8,8 @@ from typing import Any, Final, TextIO, cast
 
 from trivium import log
 from trivium.cli.remote import Message, Talker
-from trivium.errors import ConfigError, TriviumError
+from trivium.errors import ConfigError, InvalidRequest, TriviumError
+from trivium.types import SamplingParams
 
 HELP: Final = """\
 /help              this list
@@ -16,6 +17,7 @@ HELP: Final = """\
 /system [TEXT]     set the system message, or show it
 /set NAME VALUE    set a sampling parameter: {names}
 /set               show the sampling parameters
+/unset NAME        leave a sampling parameter to the model
 /retry             answer the last message again
 /exit              leave (so do Ctrl-D and /quit)
 Ctrl-C stops an answer. A line that ends with a backslash goes on."""
@@ -35,12 +37,21 @@ SAMPLING: Final[dict[str, Callable[[str], Any]]] = {
 
 def parse_sampling(name: str, text: str) -> Any:
     """Raises `ConfigError` for a parameter or value that can't be."""
-    if name not in SAMPLING:
-        raise ConfigError(f"there is no sampling parameter {name}; there are {', '.join(SAMPLING)}", param=name)
+    _check_name(name)
     try:
-        return SAMPLING[name](text)
+        value = SAMPLING[name](text)
     except ValueError:
         raise ConfigError(f"{name}: {text!r} is not a number", param=name) from None
+    try:
+        SamplingParams(**{name: value})
+    except InvalidRequest as error:
+        raise ConfigError(error.message, param=name) from None
+    return value
+
+
+def _check_name(name: str) -> None:
+    if name not in SAMPLING:
+        raise ConfigError(f"there is no sampling parameter {name}; there are {', '.join(SAMPLING)}", param=name)
 
 
 class Conversation:
@@ -94,6 +105,8 @@ class Conversation:
                 self._set_system(rest)
             case "set":
                 self._set(rest)
+            case "unset":
+                self._unset(rest)
             case "retry":
                 self._retry()
             case "help" | "?":
@@ -118,6 +131,18 @@ class Conversation:
             except ConfigError as error:
                 self._say_so(error.message)
                 return
+        self._show_sampling()
+
+    def _unset(self, name: str) -> None:
+        try:
+            _check_name(name)
+        except ConfigError as error:
+            self._say_so(error.message)
+            return
+        self._sampling.pop(name, None)
+        self._show_sampling()
+
+    def _show_sampling(self) -> None:
         self._say_so(", ".join(f"{name} {value}" for name, value in self._sampling.items()) or "the model's own defaults")
 
     def _retry(self) -> None:

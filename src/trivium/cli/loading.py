@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
+from trivium.arch import ModelSpec
 from trivium.backends.llm import LLMBackend
 from trivium.cli.terminal import Steps
 from trivium.client.engine_client import EngineClient
@@ -28,6 +30,18 @@ def served_names(settings: ModelSettings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(settings.served_model_name)) or (settings.model or packaged.NAME,)
 
 
+def check_model(settings: ModelSettings) -> None:
+    """What can be said about a model on this machine from its config alone, before anything is started; hub names are left to loading.
+
+    Raises `ConfigError` or `ModelLoadError`: files that are missing, an architecture we don't know, a length it doesn't have.
+    """
+    name = settings.model
+    if name and not name.startswith((".", "~")) and not name.endswith(".gguf") and not Path(name).is_absolute() and not Path(name).exists():
+        return
+    files = resolve(name, settings.revision, with_weights=settings.load_format != "dummy")
+    ModelSpec.from_config(files.config, max_model_len=settings.max_model_len)
+
+
 def _load_text(files: ModelFiles, settings: ModelSettings) -> tuple[Tokenizer | None, ChatTemplate | None]:
     if settings.skip_tokenizer_init:
         return None, None
@@ -39,6 +53,7 @@ async def load_backend(config: EngineConfig, *, name: str, registry: Registry, s
     settings = config.model
     steps.update("finding the model", 0, 0)
     files = await asyncio.to_thread(resolve, settings.model, settings.revision, with_weights=settings.load_format != "dummy")
+    ModelSpec.from_config(files.config, max_model_len=settings.max_model_len)
     text = asyncio.create_task(asyncio.to_thread(_load_text, files, settings), name="tokenizer")
     starting = asyncio.create_task(EngineClient.start(config, on_progress=lambda step: _show(steps, step)), name="engine-start")
     try:

@@ -78,6 +78,9 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Mistakes and failures we know are one line on standard error, never a traceback."""
     try:
         result: object = cli.main(args=list(args) if args is not None else None, prog_name="trivium", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return USAGE
     except click.UsageError as error:
         return _complain(_usage_message(error), USAGE)
     except click.ClickException as error:
@@ -96,7 +99,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def _usage_message(error: click.UsageError) -> str:
     where = error.ctx.command_path if error.ctx is not None else "trivium"
     if isinstance(error, click.NoSuchOption):
-        nearest = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.0)
+        nearest = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.6)
         message = f"There is no flag {error.option_name}" + (f"; did you mean {nearest[0]}?" if nearest else ".")
     else:
         message = " ".join(error.format_message().split())

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar, cast, get_origin
 
 import click
 
-from trivium import env
+from trivium import env, log
+from trivium.config import ServerConfig
 from trivium.config_io import Resolved, Setting, resolve, settings_of
 
 T = TypeVar("T")
@@ -94,6 +95,7 @@ def _as_text(value: Any) -> str:
 
 def resolve_options(root: type[T], options: dict[str, Any], **extra: str | None) -> Resolved[T]:
     """The config from a command's keyword arguments, `TRIVIUM_*` and the file. `extra` are settings given in another way, such as MODEL."""
+    log.check_environment()
     given: dict[str, Any] = {name: value for name, value in {**options, **extra}.items() if value not in (None, ())}
     file = given.pop("config_file", None)
-    return resolve(root, flags={name: _as_text(value) for name, value in given.items()}, variables=env.settings(), file=file)
+    return resolve(root, flags={name: _as_text(value) for name, value in given.items()}, variables=env.settings(), file=file, within=ServerConfig)

@@ -18,6 +18,8 @@ ROUTES = (
     ("health", "/health"),
     ("readiness", "/readyz"),
 )
+NEED_KEY = ("/v1", "/docs")
+"""Those of them that ask for the API key, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +52,37 @@ def curl_command(url: str, model: str, *, has_chat: bool, needs_key: bool) -> st
     return " \\\n    ".join([f"curl {url}{path}", "-H 'Content-Type: application/json'", *key, f"-d {shlex.quote(json.dumps(body))}"])
 
 
+def is_open(config: ServerConfig) -> bool:
+    """Whether anybody who reaches this machine may use the server."""
+    return config.http.host in ("0.0.0.0", "::", "") and not config.http.api_key
+
+
+OPEN_WARNING = "listening on all interfaces, no API key"
+
+
+def facts(ready: EngineReady, *, model: str) -> list[tuple[str, str]]:
+    """What was loaded and chosen: names and texts."""
+    capacity = Capacity.of(ready)
+    memory = ", ".join(f"{name} {format_bytes(size)}" for name, size in ready.memory.items())
+    return [
+        ("model", f"{model}, {ready.dtype} on {ready.device}, up to {ready.max_model_len:,} tokens a request"),
+        ("KV cache", f"{capacity.tokens:,} tokens, {capacity.max_concurrency:,.1f} full contexts; at most {ready.max_num_seqs:,} sequences"),
+        *([("memory", memory)] if memory else []),
+        *[("chosen" if index == 0 else "", note) for index, note in enumerate(ready.notes)],
+    ]
+
+
 def ready_block(config: ServerConfig, ready: EngineReady, *, model: str, port: int, has_chat: bool, start_s: float) -> str:
     """The whole block for the terminal, without a trailing newline."""
     url = base_url(config.http.host, port)
-    capacity = Capacity.of(ready)
-    memory = ", ".join(f"{name} {format_bytes(size)}" for name, size in ready.memory.items())
+    needs_key = bool(config.http.api_key)
     lines = [
         f"Trivium {__version__} is ready after {start_s:.1f} s: {url}",
+        *([f"  {OPEN_WARNING}"] if is_open(config) else []),
         "",
-        *[f"  {name:<12}{url}{path}" for name, path in ROUTES],
+        *[f"  {name:<12}{url}{path}{' (needs the API key)' if needs_key and path in NEED_KEY else ''}" for name, path in ROUTES],
         "",
-        f"  {'model':<12}{model}, {ready.dtype} on {ready.device}, up to {ready.max_model_len:,} tokens a request",
-        f"  {'KV cache':<12}{capacity.tokens:,} tokens, {capacity.max_concurrency:,.1f} full contexts; at most {ready.max_num_seqs:,} sequences",
+        *[f"  {name:<12}{text}" for name, text in facts(ready, model=model)],
     ]
-    if memory:
-        lines.append(f"  {'memory':<12}{memory}")
-    lines += [f"  {'chosen' if index == 0 else '':<12}{note}" for index, note in enumerate(ready.notes)]
-    curl = curl_command(url, model, has_chat=has_chat, needs_key=bool(config.http.api_key))
+    curl = curl_command(url, model, has_chat=has_chat, needs_key=needs_key)
     return "\n".join([*lines, "", "Try it:", "", f"  {curl}"])

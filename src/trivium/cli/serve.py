@@ -7,16 +7,15 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
 import uvloop
 
 from trivium import env, log
-from trivium.cli.loading import load_backend, served_names
+from trivium.cli.loading import Loaded, check_model, load_backend, served_names
 from trivium.cli.options import CONTEXT, SettingsCommand, resolve_options, setting_options
-from trivium.cli.ready import ready_block
+from trivium.cli.ready import OPEN_WARNING, facts, is_open, ready_block
 from trivium.cli.terminal import Steps
 from trivium.cli.vllm_flags import check_foreign, foreign_options
 from trivium.config import ServerConfig
@@ -46,6 +45,7 @@ def command(*, model_argument: str, **options: Any) -> int:
     config = resolve_options(ServerConfig, options, model=model_argument or options["model"]).config
     log.setup()
     log.register_secrets([*config.http.api_key, env.get("HF_TOKEN") or ""])
+    check_model(config.engine.model)
     sock = bind(config.http)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(config, sock))
@@ -66,11 +66,9 @@ async def run(config: ServerConfig, sock: socket.socket) -> int:
     try:
         await asyncio.wait({server, loading}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
-            describe = loading.result()
+            loaded = loading.result()
             _freeze_garbage()
-            block = describe(port_of(sock), time.monotonic() - started)
-            click.echo(f"\n{block}\n")
-            logger.info("ready", extra={"model": names[0], "port": port_of(sock), "duration_s": round(time.monotonic() - started, 3)})
+            _announce(config, loaded, model=names[0], port=port_of(sock), start_s=time.monotonic() - started)
         return await server
     finally:
         for task in (loading, server):
@@ -95,12 +93,25 @@ def _limits(config: ServerConfig) -> ServiceLimits:
     return ServiceLimits(max_queued=http.max_queued_requests, request_timeout_s=http.request_timeout_s, probe_timeout_s=http.probe_timeout_s)
 
 
-async def _load(config: ServerConfig, service: InferenceService, name: str) -> Callable[[int, float], str]:
-    """Load the model into the service. Returns what makes the ready block from port and start-up time."""
+async def _load(config: ServerConfig, service: InferenceService, name: str) -> Loaded:
+    """Load the model into the service."""
     with Steps() as steps:
         loaded = await load_backend(config.engine, name=name, registry=service.registry, steps=steps)
     service.manager.set_ready(name, loaded.backend)
-    return lambda port, start_s: ready_block(config, loaded.ready, model=name, port=port, has_chat=loaded.has_chat, start_s=start_s)
+    return loaded
+
+
+def _announce(config: ServerConfig, loaded: Loaded, *, model: str, port: int, start_s: float) -> None:
+    """To people as a block on standard output; where logs are JSON, as log records."""
+    if log.is_json():
+        for name, text in facts(loaded.ready, model=model):
+            logger.info("%s", f"{name}: {text}" if name else text)
+        if is_open(config):
+            logger.warning(OPEN_WARNING)
+    else:
+        block = ready_block(config, loaded.ready, model=model, port=port, has_chat=loaded.has_chat, start_s=start_s)
+        click.echo(f"\n{block}\n")
+    logger.info("ready", extra={"model": model, "port": port, "duration_s": round(start_s, 3)})
 
 
 def _freeze_garbage() -> None:

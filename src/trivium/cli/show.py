@@ -8,12 +8,18 @@ from typing import Any, Final
 import click
 
 from trivium.arch import KVLayerSpec, MlaSpec, ModelSpec, MoeSpec
+from trivium.backends.llm_params import sampling_defaults
 from trivium.cli.pull import weight_bytes
 from trivium.cli.terminal import format_bytes
+from trivium.errors import ConfigError
 from trivium.sources import ModelFiles, resolve
+from trivium.sources.gguf_file import read_gguf
 
 KV_ITEMSIZE: Final = 2
 """Bytes of one cached number in 16-bit types."""
+
+WEIGHT_ITEMSIZE: Final = 2
+"""Bytes of one loaded weight in 16-bit types."""
 
 
 def describe(files: ModelFiles, spec: ModelSpec) -> dict[str, Any]:
@@ -40,11 +46,38 @@ def describe(files: ModelFiles, spec: ModelSpec) -> dict[str, Any]:
         "context_length": spec.max_position_embeddings,
         "dtype": spec.torch_dtype,
         "quantization": spec.quantization,
+        "file_type": _file_type(files),
         "weight_bytes": weight_bytes(files),
+        "loaded_bytes": None if spec.quantization else WEIGHT_ITEMSIZE * spec.num_params,
         "kv_bytes_per_token": per_token,
         "kv_bytes_full_context": sum(_kv_bytes(kv, spec.max_position_embeddings) for kv in spec.kv_layers),
-        "generation_defaults": files.generation_config,
+        "generation_defaults": sampling_defaults(files.generation_config, {}),
     }
+
+
+def _file_type(files: ModelFiles) -> str | None:
+    """The type that most bytes of a .gguf file have, such as Q4_1."""
+    if files.kind != "gguf":
+        return None
+    sizes: dict[str, int] = {}
+    for path in files.weight_files:
+        for tensor in read_gguf(path).tensors.values():
+            sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.num_bytes
+    return max(sizes, key=lambda name: sizes[name], default=None)
+
+
+def _format_count(count: int) -> str:
+    """In the unit that leaves at least one digit before the point."""
+    for size, unit in ((10**9, "billion"), (10**6, "million")):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,}"
+
+
+def _weights(facts: dict[str, Any]) -> str:
+    kind = facts["file_type"] or facts["quantization"] or facts["dtype"] or "dtype not declared"
+    text = f"{format_bytes(facts['weight_bytes'])}, {facts['kind']}, {kind}"
+    return text if facts["loaded_bytes"] is None else f"{text}; {format_bytes(facts['loaded_bytes'])} in memory in 16 bit"
 
 
 def _kv_bytes(layer: KVLayerSpec, num_tokens: int) -> int:
@@ -57,13 +90,13 @@ def render(facts: dict[str, Any]) -> str:
         ("model", facts["name"]),
         ("path", facts["path"]),
         ("architecture", facts["architecture"]),
-        ("parameters", f"{facts['parameters'] / 1e6:,.1f} M"),
+        ("parameters", _format_count(facts["parameters"])),
         ("layers", f"{facts['layers']} of width {facts['hidden_size']}, {facts['attention']}"),
         ("experts", facts["experts"] or None),
         ("sliding window", ", ".join(map(str, facts["windows"])) or None),
         ("vocabulary", f"{facts['vocabulary']:,} tokens"),
         ("context", f"{facts['context_length']:,} tokens"),
-        ("weights", f"{format_bytes(facts['weight_bytes'])}, {facts['kind']}, {facts['quantization'] or facts['dtype'] or 'dtype not declared'}"),
+        ("weights", _weights(facts)),
         (
             "KV cache",
             f"{format_bytes(facts['kv_bytes_per_token'])} a token in 16 bit, {format_bytes(facts['kv_bytes_full_context'])} for one full context",
@@ -79,6 +112,8 @@ def render(facts: dict[str, Any]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(*, model: str, revision: str | None, as_json: bool) -> None:
     """What MODEL is and what it needs; nothing is loaded. Without MODEL: the packaged one."""
+    if revision is not None and not model:
+        raise ConfigError("The packaged model has no revisions; --revision needs the name of a hub model.", param="revision")
     files = resolve(model, revision, with_weights=False)
     facts = describe(files, ModelSpec.from_config(files.config))
     click.echo(json.dumps(facts, indent=2) if as_json else render(facts))

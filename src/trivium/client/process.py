@@ -10,12 +10,17 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from trivium import env
 from trivium.config import EngineConfig
 
 TERMINATE_TIMEOUT_S = 5.0
+
+ENVIRONMENT: Final = {"GOMP_SPINCOUNT": "1000"}
+"""torch's OpenMP threads sleep when they have nothing to do, in place of spinning for milliseconds on cores that the CPU kernels' threads need."""
 
 
 class EngineProcess:
@@ -31,6 +36,7 @@ class EngineProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "trivium.engine", self.address],
             stdin=subprocess.PIPE,
+            env=env.child(ENVIRONMENT),
             start_new_session=True,  # Ctrl-C is for the server, which drains before it stops the engine
         )
         assert self._process.stdin is not None

@@ -13,21 +13,26 @@ from trivium.errors import ConfigError
 
 _DECIMAL: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY: Final = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", re.ASCII)
+_IEC: Final = {f"{letter}iB": size for letter, size in _BINARY.items()}
+_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)([kmgt]|[KMGT](?:iB)?)?", re.ASCII)
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 
 
 def parse_int(text: str) -> int:
-    """A whole number, or one with a suffix as in vLLM: 32k is 32,000, 32K is 32,768; decimals only before k, m, g, t. Raises `ValueError`."""
+    """A whole number, or one with a suffix as in vLLM: 32k is 32,000, 32K and 32KiB are 32,768.
+
+    Decimals only before k, m, g, t and KiB to TiB. Raises `ValueError`.
+    """
     match = _NUMBER.fullmatch(text.strip().replace("_", ""))
     if match is None:
-        raise ValueError(f"{text!r} is not a whole number (32768, 32k = 32000, 32K = 32768, 1M, 2G)")
-    digits, suffix = match.groups()
+        raise ValueError(f"{text!r} is not a whole number (32768, 32k = 32000, 32K = 32768, 1M, 2GiB)")
+    digits, suffix = match[1], match[2] or ""
     if "." not in digits:
-        return int(digits) * (_DECIMAL | _BINARY).get(suffix, 1)
-    value = float(digits) * _DECIMAL.get(suffix, 0)
-    if suffix not in _DECIMAL or not value.is_integer():
+        return int(digits) * (_DECIMAL | _BINARY | _IEC).get(suffix, 1)
+    scales = _DECIMAL | _IEC
+    value = float(digits) * scales.get(suffix, 0)
+    if suffix not in scales or not value.is_integer():
         raise ValueError(f"{text!r} is not a whole number")
     return int(value)
 
@@ -60,7 +65,11 @@ def _parse(setting: Setting, text: str) -> Any:
         return _choose(setting, text)
     kind = get_origin(setting.annotation) or setting.annotation
     if kind is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        words = [part.strip() for part in text.split(",")]
+        if setting.is_secret and not all(words):
+            # An unset shell variable must not open a server that was meant to be closed.
+            raise ConfigError(f"{setting.name} must not be empty.", param=setting.name)
+        return tuple(word for word in words if word)
     if kind is dict:
         return _parse_json(text)
     if kind is bool:

@@ -52,15 +52,18 @@ def resolve(
     flags: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
     file: Path | None = None,
+    within: type | None = None,
 ) -> Resolved[T]:
     """Build `root` from all sources. `flags` maps flat names to text, `variables` is `env.settings()`.
 
+    Variables and the file may hold any valid setting of `within`, of which `root` is a part; what is not `root`'s is left unused.
     Raises `ConfigError` that names the setting, what is wrong with it and where it came from.
     """
     entries: dict[str, _Entry] = {}
     if file is not None:
-        entries |= read_file(root, file)
-    entries |= _from_variables(root, variables or {})
+        entries |= read_file(within or root, file)
+    entries |= _from_variables(within or root, variables or {})
+    entries = {name: entry for name, entry in entries.items() if name in settings_of(root)}
     entries |= _from_flags(root, flags or {})
     try:
         config = _construct(root, {name: entry.value for name, entry in entries.items()})
@@ -141,7 +144,9 @@ def _parse_yaml(file: Path) -> _yaml.MappingNode | None:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{file} is larger than {MAX_FILE_BYTES} bytes: not a config file")
         node: Any = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"can't read {file}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"can't read {file}: {error}") from None
     except _yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1

@@ -6,7 +6,7 @@ from typing import Any, Final, cast, get_origin
 
 from trivium.config_io.settings import Setting, settings_of
 
-_SIZES: Final = r"^-?\d+(\.\d+)?[kmgtKMGT]?$"
+_SIZES: Final = r"^-?\d+(\.\d+)?([kmgt]|[KMGT](iB)?)?$"
 
 
 def _type_schema(setting: Setting) -> list[dict[str, Any]]:

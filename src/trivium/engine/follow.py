@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +19,8 @@ from trivium.engine.ranks import READY, join_ranks
 from trivium.errors import TriviumError
 from trivium.scheduling.step import StepPlan
 
+logger = logging.getLogger("trivium.engine.follow")
+
 
 def main() -> None:
     """Runs every plan it is sent, until its parent goes away."""
@@ -32,7 +35,8 @@ def main() -> None:
         runner = build_rank(config, join_ranks(config, int(rank), Path(store)), lambda _: None).runner
     except TriviumError as error:
         # What is wrong with the settings or the model is wrong on every rank; rank 0 tells the client.
-        sys.exit(f"rank {rank}: {error.message}")
+        logger.error("rank %s: %s", rank, error.message)
+        sys.exit(1)
     gc.collect()
     gc.freeze()
     socket.send(READY)

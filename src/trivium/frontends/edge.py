@@ -53,7 +53,7 @@ class Edge:
             if exchange.status:
                 # The status line is out; all that is left is to cut the connection, which uvicorn does when the app raises.
                 raise
-            await send_error(exchange.send, known, close=not exchange.is_body_read)
+            await send_error(exchange.send, known)
         finally:
             self._in_flight.inc(-1.0)
             self._count(scope, exchange)
@@ -81,7 +81,7 @@ class _Exchange:
         self.started_at = time.monotonic()
         self.status = 0
         self.num_body_bytes = 0
-        self.is_body_read = scope["method"] in ("GET", "HEAD")
+        self.is_body_read = not _has_body(scope)
         self._receive = receive
         self._send = send
         given = (header(scope, b"x-request-id") or b"").decode("latin-1")
@@ -99,6 +99,12 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"].append((b"x-request-id", self._request_id.encode()))
-            if self._is_last:
+            # What is left of a body may never come, and nobody waits for it.
+            if self._is_last or not self.is_body_read:
                 message["headers"].append((b"connection", b"close"))
         return self._send(message)
+
+
+def _has_body(scope: Scope) -> bool:
+    length = header(scope, b"content-length")
+    return header(scope, b"transfer-encoding") is not None or (length is not None and length.strip(b"0") != b"")

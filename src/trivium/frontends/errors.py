@@ -71,8 +71,5 @@ def as_trivium_error(error: BaseException) -> TriviumError:
     return InternalError("Something went wrong inside the server.")
 
 
-async def send_error(send: Send, error: TriviumError, *, close: bool = False) -> None:
-    headers = error_headers(error)
-    if close:
-        headers = [*headers, (b"connection", b"close")]
-    await send_bytes(send, error_body(error), status=status_of(error), headers=headers)
+async def send_error(send: Send, error: TriviumError) -> None:
+    await send_bytes(send, error_body(error), status=status_of(error), headers=error_headers(error))

@@ -6,15 +6,19 @@ import asyncio
 import socket
 from typing import Any, Final, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from trivium.config import HttpConfig
+from trivium.frontends.asgi import Message, Send
 from trivium.frontends.errors import HttpError, error_body
 
 KEEP_ALIVE_PROBES: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 """A peer that vanished without a word is noticed within two minutes."""
 
 _REASONS: Final = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+
+_UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")
 
 
 class _Refused(Exception):
@@ -67,7 +71,7 @@ class _LimitedHttpProtocol(HttpToolsProtocol):
             self._header_bytes += len(data)
             if self._header_timer is None:
                 self._start_header_timer()
-        super().data_received(data)
+        self._parse(data)
         # A header that has not ended yet is seen by no callback.
         if self._in_headers and self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
             self._refusal = _too_large(self.limits)
@@ -104,17 +108,34 @@ class _LimitedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        assert self.parser is not None
+        version = self.parser.get_http_version()
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._refuse(HttpError(400, "malformed_http", "This server is no proxy."))
+            # The parser stops here; `_without_upgrade` lets it start over.
+            return
         self._in_headers = False
         self._stop_header_timer()
-        assert self.parser is not None
-        if not self._has_host and self.parser.get_http_version() == "1.1":
+        if not self._has_host and version == "1.1":
             self._refuse(HttpError(400, "missing_host", "The request has no Host header."))
         super().on_headers_complete()
+        if version == "1.0":
+            end_with_connection(self.cycle)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._in_headers = True
         self._header_bytes = 0
+
+    def on_response_complete(self) -> None:
+        cycle = self.cycle
+        super().on_response_complete()
+        if cycle.response_complete and cycle.more_body and not self.transport.is_closing():
+            # What is left of the body may never come, and nobody waits for it.
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         error = self._refusal or HttpError(400, "malformed_http", "The request is not valid HTTP.")
@@ -125,6 +146,32 @@ class _LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn's `data_received`, but an offer to upgrade is passed over and its request answered as any other, with its body."""
+        self._unset_keepalive_if_required()
+        while data and not self.transport.is_closing():
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_upgrade() + data[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                self.logger.warning("Invalid HTTP request received.")
+                self.send_400_response("")
+
+    def _without_upgrade(self) -> bytes:
+        """The head that was just parsed, for a new parser, without what makes it an offer to upgrade."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b", ".join(token.strip() for token in value.split(b",") if token.strip().lower() not in _UPGRADE_TOKENS)
+            if name not in _UPGRADE_TOKENS:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
 
     def _is_answering(self) -> bool:
         """Part of an answer is out: another one would end up in the middle of it."""
@@ -162,6 +209,24 @@ class _LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._refusal = HttpError(408, "request_timeout", "The request's headers did not arrive in time.")
         self.send_400_response("")
+
+
+def end_with_connection(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows no chunks: an answer whose length is not given beforehand ends where its connection does."""
+    send: Send = cycle.send  # type: ignore[assignment]
+    is_open_ended = False
+
+    async def send_unchunked(message: Message) -> None:
+        nonlocal is_open_ended
+        if message["type"] == "http.response.start":
+            is_open_ended = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            if is_open_ended:
+                cycle.chunked_encoding = False
+        elif is_open_ended:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cast("Any", cycle).send = send_unchunked
 
 
 def _too_large(limits: HttpConfig) -> HttpError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -14,6 +14,8 @@ from trivium.frontends.errors import HttpError
 
 T = TypeVar("T")
 
+MAX_LENGTH_DIGITS: Final = 20
+"""As many as 64 bits need; zeros in front count."""
 _PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
 _KEY_PATH = re.compile(r" - at `key` in `\$?\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*?)`")
@@ -26,6 +28,8 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         raise HttpError(415, "unsupported_content_encoding", "Compressed request bodies are not accepted; send the body as it is.")
     length = header(scope, b"content-length")
+    if length is not None and len(length) > MAX_LENGTH_DIGITS:
+        raise HttpError(400, "malformed_http", f"Content-Length has more than {MAX_LENGTH_DIGITS} digits.")
     if length is not None and length.isdigit() and int(length) > max_bytes:
         raise _too_large(max_bytes)
     try:

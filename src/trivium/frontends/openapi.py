@@ -26,6 +26,9 @@ _ERRORS: Final = {
     "504": "The request did not finish within its time.",
 }
 
+_REQUIRED: Final = {"CompletionBody": ("prompt",), "ChatBody": ("messages",)}
+"""Fields that the structs leave open, so that their absence has a message of its own."""
+
 _STRING: Final[Json] = {"type": "string"}
 _INTEGER: Final[Json] = {"type": "integer"}
 _NUMBER: Final[Json] = {"type": "number"}
@@ -47,6 +50,13 @@ def _nullable(schema: Json) -> Json:
 
 def _ref(name: str) -> Json:
     return {"$ref": _REF.format(name=name)}
+
+
+def _chunk(head: Json, choice: Json) -> Json:
+    """Usage comes only where it was asked for."""
+    chunk = _object(**head, choices=_list(choice))
+    chunk["properties"]["usage"] = _nullable(_ref("Usage"))
+    return chunk
 
 
 def _answers() -> Json:
@@ -76,9 +86,10 @@ def _answers() -> Json:
     model = _object(id=_STRING, object=_STRING, created=_INTEGER, owned_by=_STRING, root=_STRING, parent=_ANY, max_model_len=_INTEGER)
     return {
         "Usage": usage,
-        "Completion": _object(**head, choices=_list(completion_choice), usage=_ref("Usage")),
-        "ChatCompletion": _object(**head, choices=_list(chat_choice), usage=_ref("Usage")),
-        "ChatCompletionChunk": _object(**head, choices=_list(chunk_choice)),
+        "Completion": _object(**head, choices=_list(completion_choice), usage=_ref("Usage"), system_fingerprint=_nullable(_STRING)),
+        "ChatCompletion": _object(**head, choices=_list(chat_choice), usage=_ref("Usage"), system_fingerprint=_nullable(_STRING)),
+        "CompletionChunk": _chunk(head, completion_choice),
+        "ChatCompletionChunk": _chunk(head, chunk_choice),
         "Model": model,
         "ModelList": _object(object=_STRING, data=_list(_ref("Model"))),
         "Tokens": _object(count=_INTEGER, max_model_len=_INTEGER, tokens=_list(_INTEGER), token_strs=_nullable(_list(_STRING))),
@@ -123,7 +134,7 @@ def _paths() -> Json:
     model_name: Json = {"name": "model", "in": "path", "required": True, "schema": _STRING}
     text = "text/plain"
     return {
-        "/v1/completions": _post("Continue a text", "CompletionBody", _ref("Completion"), chunk="Completion"),
+        "/v1/completions": _post("Continue a text", "CompletionBody", _ref("Completion"), chunk="CompletionChunk"),
         "/v1/chat/completions": _post("Answer a conversation", "ChatBody", _ref("ChatCompletion"), chunk="ChatCompletionChunk"),
         "/v1/models": _get("Models that can be used", _ref("ModelList"), errors=("401",)),
         "/v1/models/{model}": {**_get("One model", _ref("Model"), errors=("401", "404", "503")), "parameters": [model_name]},
@@ -143,6 +154,8 @@ def openapi_document(root_path: str = "") -> Json:
     """OpenAPI 3.1."""
     bodies = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ErrorBody)
     _, components = msgspec.json.schema_components(bodies, ref_template=_REF)
+    for name, fields in _REQUIRED.items():
+        components[name]["required"] = sorted({*components[name].get("required", ()), *fields})
     return {
         "openapi": "3.1.0",
         "info": {"title": "Trivium", "version": __version__, "description": "The OpenAI API with vLLM's extra fields."},

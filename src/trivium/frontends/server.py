@@ -1,7 +1,7 @@
 """Running the application: a socket bound before anything is loaded, and an end that loses no accepted request.
 
 SIGTERM or SIGINT drains: readiness goes false, after `drain_delay_s` new requests are refused, those accepted finish within
-`drain_timeout_s`, and the exit code is 0. A second signal stops at once, with another code if that cost a request its answer.
+`drain_timeout_s`, and the exit code is 0. A second signal stops at once, with another code if that cost a request its answer: 130 for SIGINT, else 1.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ logger = logging.getLogger(__name__)
 BACKLOG: Final = 2048
 EXIT_OK: Final = 0
 EXIT_FORCED: Final = 1
+EXIT_INTERRUPTED: Final = 130
 FLUSH_TIMEOUT_S: Final = 2
 """For answers that are complete to reach their clients."""
+PROBES: Final = frozenset({"/health", "/livez", "/readyz", "/metrics"})
 _DATE_INTERVAL_S: Final = 1.0
 
 
@@ -73,20 +75,25 @@ class Server(uvicorn.Server):
         self._drain_ends_at = 0.0
         self.exit_code = EXIT_OK
 
-    def begin_drain(self) -> None:
-        """What the first SIGTERM does. Calling it again stops at once."""
+    def begin_drain(self, number: int = signal.SIGTERM) -> None:
+        """What the first signal does. Calling it again stops at once."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain(), name="drain")
             return
-        logger.warning("stopping at once: %d requests in progress", self._service.num_running)
+        logger.warning("stopping at once: %s lost", _requests(self._service.num_running))
         if self._service.num_running:
-            self.exit_code = EXIT_FORCED
+            self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_FORCED
         self.force_exit = True
         self._draining.cancel()
         self._stop.set()
 
     async def _drain(self) -> None:
-        logger.info("draining: %d requests in progress", self._service.num_running)
+        if self._service.num_running:
+            limit_s = self._http.drain_delay_s + self._http.drain_timeout_s
+            waiting_for = _requests(self._service.num_running)
+            logger.info("draining: waiting up to %g s for %s; Ctrl-C or SIGTERM again stops at once", limit_s, waiting_for)
+        else:
+            logger.info("draining: no request in progress")
         self._service.begin_drain()
         try:
             await asyncio.sleep(self._http.drain_delay_s)
@@ -104,7 +111,7 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         signals = (signal.SIGINT, signal.SIGTERM)
         for number in signals:
-            loop.add_signal_handler(number, self.begin_drain)
+            loop.add_signal_handler(number, self.begin_drain, number)
         try:
             yield
         finally:
@@ -133,7 +140,22 @@ async def serve(app: Starlette, config: HttpConfig, *, sock: socket.socket | Non
     return server.exit_code
 
 
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
+
+
+def _demote_probes(record: logging.LogRecord) -> bool:
+    """Access lines of probes and scrapes are for debugging: every few seconds one of them would drown the rest."""
+    path = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else None
+    if not isinstance(path, str) or path.partition("?")[0] not in PROBES:
+        return True
+    record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+    return logging.getLogger("trivium").isEnabledFor(logging.DEBUG)
+
+
 def _uvicorn_config(app: Starlette, config: HttpConfig) -> uvicorn.Config:
+    # The function is the same object each time, so that it is added once.
+    logging.getLogger("uvicorn.access").addFilter(_demote_probes)
     return uvicorn.Config(
         app,
         http=limited_protocol(config),

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from trivium.backends.llm_params import check_params
+from trivium.backends.llm_params import MAX_PRIORITY, check_params
 from trivium.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
 from trivium.text import ChatTemplate, Tokenizer
 from trivium.types import ChatMessage, SamplingParams, check_token_ids
@@ -62,7 +62,10 @@ class InputReader:
             return [0] * count
         if len(given) != count:
             raise InvalidRequest(f"priority has {len(given)} entries for {count} prompts.", param="priority")
-        return _ints(given, "priority")
+        found = _ints(given, "priority")
+        if found and not -MAX_PRIORITY - 1 <= min(found) <= max(found) <= MAX_PRIORITY:
+            raise InvalidRequest(f"priority must be from {-MAX_PRIORITY - 1} to {MAX_PRIORITY}.", param="priority")
+        return found
 
     def _prompt(self, given: Any) -> TokenizedPrompt:
         if isinstance(given, str):

@@ -12,7 +12,15 @@ from typing import Any
 import msgspec
 
 from trivium.backends.llm_choice import Choice
-from trivium.backends.llm_params import bad_words_token_ids, child_params, eos_token_ids, sampling_defaults, suggested_config
+from trivium.backends.llm_params import (
+    bad_words_token_ids,
+    check_choosable,
+    child_params,
+    eos_token_ids,
+    resolve_max_tokens,
+    sampling_defaults,
+    suggested_config,
+)
 from trivium.client.blocking import BlockingEngineClient
 from trivium.config import EngineConfig
 from trivium.errors import EngineDead, UnsupportedFeature
@@ -52,8 +60,7 @@ class LLM:
         ready = self._client.ready
         self._max_model_len = ready.max_model_len
         self._vocab_size = ready.vocab_size
-        found = eos_token_ids(self._tokenizer, files.config, files.generation_config)
-        self._eos_token_ids = [token_id for token_id in found if token_id < ready.vocab_size]
+        self._eos_token_ids = eos_token_ids(self._tokenizer, files.config, files.generation_config, vocab_size=ready.vocab_size)
         self._inputs = InputReader(
             self._tokenizer, vocab_size=ready.vocab_size, max_model_len=ready.max_model_len, max_logprobs=settings.max_logprobs
         )
@@ -161,8 +168,9 @@ class LLM:
         request_id = str(self._num_requests)
         self._num_requests += 1
         ids = prompt.token_ids
-        room = self._max_model_len - len(ids)
+        max_tokens = resolve_max_tokens(params, room=self._max_model_len - len(ids))
         bad_words = bad_words_token_ids(params.bad_words, self.get_tokenizer()) if params.bad_words else []
+        check_choosable(params, eos_token_ids=self._eos_token_ids, bad_words=bad_words, vocab_size=self._vocab_size)
         sequences: list[assembly.Sequence] = []
         for index in range(params.n):
             own = msgspec.structs.replace(child_params(params, index, vocab_size=self._vocab_size), n=1)
@@ -170,7 +178,7 @@ class LLM:
                 request_id=f"{request_id}-{index}",
                 prompt_token_ids=ids,
                 params=own,
-                max_tokens=room if own.max_tokens is None else min(room, own.max_tokens),
+                max_tokens=max_tokens,
                 eos_token_ids=self._eos_token_ids,
                 bad_words_token_ids=bad_words,
                 priority=priority,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopStringMatcher:
@@ -73,9 +75,10 @@ class _Pattern:
         return self.state == len(self.text)
 
 
-def _fallbacks(text: str) -> list[int]:
-    """For each prefix length, the length of the longest proper prefix that is also its suffix."""
-    table = [0, 0]
+@lru_cache(maxsize=64)
+def _fallbacks(text: str) -> Sequence[int]:
+    """For each prefix length, the length of the longest proper prefix that is also its suffix. Cached: the choices of a request share it."""
+    table = array("i", (0, 0))
     for char in text[1:-1]:
         length = table[-1]
         while length and text[length] != char:

@@ -19,6 +19,7 @@ from trivium.text.token_bytes import byte_decoder_of
 
 MAX_TEXT_CHARS: Final = 1 << 26
 """Longer texts are refused whatever the context length."""
+LONG_IDS: Final = 4096
 ROLES: Final = ("bos", "eos", "pad", "unk")
 _TOKEN_FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -145,6 +146,9 @@ class Tokenizer:
         if self.byte_decoder is None and not skip_special_tokens and not spaces_between_special_tokens:
             return decode_with_runs(self, ids)
         try:
+            if len(ids) > LONG_IDS:
+                # The batch call, unlike the single one, lets other threads run.
+                return self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
             return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except BaseException as error:
             reraise(error, lambda message: InvalidRequest(f"The tokenizer fails on these token ids: {message}", param="prompt"))

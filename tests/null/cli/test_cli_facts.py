@@ -108,6 +108,8 @@ def test_show_counts_what_a_model_needs(tmp_path: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "512 tokens" in out
     assert "experts" not in out
+    assert f"parameters     {facts['parameters']:,}\n" in out
+    assert f"{facts['loaded_bytes'] / 1024:.1f} KiB in memory in 16 bit" in out
 
 
 def test_show_refuses_an_architecture_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,5 +121,6 @@ def test_show_refuses_an_architecture_it_does_not_know(tmp_path: Path, capsys: p
 
 
 def test_sampling_defaults_are_shown() -> None:
-    files = ModelFiles(name="m", kind="folder", path=Path("m"), config=LLAMA, generation_config={"temperature": 0.6})
+    defaults = {"temperature": 0.6, "eos_token_id": [1, 2], "transformers_version": "4.57"}
+    files = ModelFiles(name="m", kind="folder", path=Path("m"), config=LLAMA, generation_config=defaults)
     assert 'sampling       {"temperature": 0.6}' in render(describe(files, ModelSpec.from_config(LLAMA)))

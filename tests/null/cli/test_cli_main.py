@@ -49,6 +49,7 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
         (["config", "show", "--block-size", "33"], "got 33 (from flag --block-size)"),
         (["config", "show", "--config", "/nowhere.yaml"], "can't read /nowhere.yaml"),
         (["config", "show", "--trust-remote-code"], "trust_remote_code is refused"),
+        (["show", "--revision", "main"], "The packaged model has no revisions"),
         (["pull", "no such name"], "neither a file or folder here nor a hub name"),
     ],
 )
@@ -151,3 +152,10 @@ def test_check_counts_or_complains(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "schema"]) == 0
     assert "block_size" in json.loads(capsys.readouterr().out)["properties"]
+
+
+@pytest.mark.parametrize(("name", "what"), [("TRIVIUM_LOG_LEVEL", "level"), ("TRIVIUM_LOG_FORMAT", "format")])
+def test_wrong_log_variables_are_told_by_config(name: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(name, "loud")
+    assert main(["config", "show"]) == 2
+    assert f"log {what} must be one of" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,6 +157,18 @@ def test_the_level_holds_for_libraries_with_levels_of_their_own() -> None:
     logger.info("started")
     logger.warning("odd")
     assert [json.loads(line)["msg"] for line in stream.getvalue().splitlines()] == ["odd"]
+
+
+def test_warnings_of_libraries_are_lines_like_any_other() -> None:
+    stream = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(False)  # an earlier test's capture ended with that test
+        log.setup(stream=stream, style="json")
+        warnings.warn("old", FutureWarning, stacklevel=1)
+        logging.captureWarnings(False)
+    (line,) = stream.getvalue().splitlines()
+    assert (json.loads(line)["logger"], "FutureWarning: old" in json.loads(line)["msg"]) == ("py.warnings", True)
 
 
 def test_setting_up_again_replaces_the_handler() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from helpers_scripted_engine import EOS_ID, VOCAB_SIZE, FakeEngine, byte_tokenizer, fake_backend
 
+from trivium.backends.base import ChatPrompt
 from trivium.backends.llm import LLMBackend
 from trivium.backends.llm_choice import Choice
 from trivium.backends.llm_feed import create_feed
@@ -104,6 +106,25 @@ async def test_with_prompt_logprobs_the_prompt_still_comes_first() -> None:
         (request([]), InvalidRequest, "prompt"),
         (request(""), InvalidRequest, "prompt"),
         (request([VOCAB_SIZE]), InvalidRequest, "prompt"),
+        (request(params={"max_tokens": None, "min_tokens": 1022}), InvalidRequest, "min_tokens"),
+        (request(params={"max_tokens": 2000, "min_tokens": 2000}), InvalidRequest, "min_tokens"),
+        (request(params={"max_tokens": None, "min_tokens": 1021}), None, None),
+        (request(priority=2**31), InvalidRequest, "priority"),
+        (request(priority=-(2**31) - 1), InvalidRequest, "priority"),
+        (request(priority=-(2**31)), None, None),
+        (request(params={"allowed_token_ids": [97] * (VOCAB_SIZE + 1)}), InvalidRequest, "allowed_token_ids"),
+        (request(params={"stop_token_ids": [97] * (VOCAB_SIZE + 1)}), InvalidRequest, "stop_token_ids"),
+        (request(params={"allowed_token_ids": [EOS_ID], "min_tokens": 1}), InvalidRequest, "allowed_token_ids"),
+        (request(params={"allowed_token_ids": [98, EOS_ID], "stop_token_ids": [98], "min_tokens": 1}), InvalidRequest, "allowed_token_ids"),
+        (request(params={"allowed_token_ids": [98], "bad_words": ["b"]}), InvalidRequest, "allowed_token_ids"),
+        (request(params={"stop_token_ids": list(range(VOCAB_SIZE)), "min_tokens": 1}), InvalidRequest, "bad_words"),
+        (request(params={"allowed_token_ids": [98, EOS_ID], "min_tokens": 1}), None, None),
+        (request(params={"allowed_token_ids": [EOS_ID]}), None, None),
+        (request(params={"repetition_penalty": 1e-40}), InvalidRequest, "repetition_penalty"),
+        (request(params={"repetition_penalty": 1e40}), InvalidRequest, "repetition_penalty"),
+        (request(params={"bad_words": ["x" * 65]}), InvalidRequest, "bad_words"),
+        (request(params={"bad_words": ["x" * 64]}), None, None),
+        (request(params={"bad_words": [" " * 2000]}), InvalidRequest, "bad_words"),
         (request("x" * 1024), PromptTooLong, "prompt"),
         (request([1] * 1024), PromptTooLong, "prompt"),
         (request(messages=[ChatMessage(role="user", content="x" * 2000)]), PromptTooLong, "messages"),
@@ -128,6 +149,66 @@ async def test_validation(one: GenerateRequest, error: type[InvalidRequest] | No
         await model.generate(one).start()
     assert raised.value.param == param
     assert engine.submitted == []
+
+
+async def test_a_tokenizer_that_knows_more_tokens_than_the_model_can_not_reach_the_engine_with_them() -> None:
+    engine = FakeEngine()
+    assert engine.ready is not None
+    engine.ready.vocab_size = EOS_ID
+    model, _ = backend(engine)
+    message = ChatMessage(role="user", content="x")
+    for one, param in (
+        (request("a<|im_end|>"), "prompt"),
+        (request("a<|im_end|>" * 500, truncate_prompt_tokens=5), "prompt"),
+        (request(messages=[message]), "messages"),
+    ):
+        with pytest.raises(InvalidRequest) as raised:
+            await model.generate(one).start()
+        assert raised.value.param == param
+    assert engine.submitted == []
+    await events_of(model, request("abc"))
+    assert engine.submitted[0].eos_token_ids == []
+
+
+async def test_of_a_prompt_that_was_cut_no_text_is_told() -> None:
+    model, _ = backend()
+    [info, *_] = await events_of(model, request("abcdef", truncate_prompt_tokens=3))
+    assert (info.prompt, info.prompt_token_ids) == (None, list(b"def"))
+    [info, *_] = await events_of(model, request("abcdef", truncate_prompt_tokens=6))
+    assert info.prompt == "abcdef"
+
+
+async def test_slow_templates_do_not_keep_others_from_being_tokenized() -> None:
+    model, _ = backend()
+    release = threading.Event()
+
+    class Slow:
+        def render(self, *_: Any, **__: Any) -> str:
+            assert release.wait(10)
+            return "x"
+
+    slow, _ = backend(template=Slow())
+    chats = [asyncio.create_task(slow.tokenize_chat(ChatPrompt(messages=[ChatMessage(role="user", content="x")]))) for _ in range(40)]
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(5):
+            assert len(await slow.tokenize("x" * 10_000, add_special_tokens=False)) == 10_000
+    finally:
+        release.set()
+    assert await asyncio.gather(*chats) == [[120]] * 40
+    await slow.close()
+    await model.close()
+
+
+async def test_more_tokens_than_any_prompt_could_have_are_refused() -> None:
+    model, _ = backend()
+    with pytest.raises(PromptTooLong):
+        await model.tokenize("x" * 65_537, add_special_tokens=False)
+    with pytest.raises(InvalidRequest) as raised:
+        await model.detokenize([97] * 65_537)
+    assert raised.value.param == "tokens"
+    assert len(await model.detokenize([97] * 65_536)) == 65_536
+    assert await model.spell([97, 195] * 5000) == ["a", "\ufffd"] * 5000
 
 
 async def test_truncation_keeps_the_end() -> None:
@@ -331,10 +412,17 @@ def test_logprobs_show_the_token_first_and_no_token_twice() -> None:
         ({"do_sample": False, "temperature": 0.6}, {}, {"temperature": 0.0}),
         ({"max_new_tokens": 50, "repetition_penalty": 1.1}, {}, {"max_tokens": 50, "repetition_penalty": 1.1}),
         ({"temperature": "hot", "top_p": 5, "top_k": None, "eos_token_id": 3}, {}, {}),
+        ({"max_new_tokens": 10**30, "top_k": 10**30, "repetition_penalty": 1e-40}, {}, {}),
+        ({"max_new_tokens": True}, {"max_new_tokens": 2.5}, {}),
     ],
 )
 def test_sampling_defaults(generation_config: dict[str, Any], overrides: dict[str, Any], expected: dict[str, Any]) -> None:
     assert sampling_defaults(generation_config, overrides) == expected
+
+
+def test_a_suggestion_that_is_ignored_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    sampling_defaults({"max_new_tokens": 10**30}, {})
+    assert "max_tokens is ignored" in caplog.text
 
 
 def test_the_models_defaults_can_be_switched_off() -> None:
@@ -350,6 +438,8 @@ def test_the_models_defaults_can_be_switched_off() -> None:
         ({}, {}, [EOS_ID]),
         ({"eos_token_id": 5}, {"eos_token_id": [6, 5]}, [EOS_ID, 5, 6]),
         ({"eos_token_id": None}, {"eos_token_id": [None, 7]}, [EOS_ID, 7]),
+        ({"eos_token_id": True}, {"eos_token_id": [False, -1, VOCAB_SIZE, 2**70, "3", 5.0, 8]}, [EOS_ID, 8]),
+        ({"eos_token_id": 5.0}, {"eos_token_id": "7"}, [EOS_ID]),
     ],
 )
 def test_eos_token_ids(config: dict[str, Any], generation_config: dict[str, Any], expected: list[int]) -> None:

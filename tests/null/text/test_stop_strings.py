@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trivium.text import StopStringMatcher
+from trivium.text import stop as stop_module
 
 
 def run(stop: list[str], pieces: list[str], *, include: bool = False) -> tuple[list[str], str | None]:
@@ -71,6 +72,14 @@ def test_nothing_comes_after_a_match():
     assert matcher.push("axb") == "a"
     assert matcher.push("more") == ""
     assert matcher.flush() == ""
+
+
+def test_the_choices_of_a_request_share_what_is_computed_of_a_stop_string():
+    stop_module._fallbacks.cache_clear()
+    matchers = [StopStringMatcher(["ab" * 100, "c"]) for _ in range(16)]
+    assert stop_module._fallbacks.cache_info().misses == 2
+    assert "".join(matchers[3].push(piece) for piece in ["x" + "ab" * 150, "c"]) == "x"
+    assert matchers[4].push("xc") == "x"
 
 
 def test_without_stop_strings_all_text_passes():

@@ -81,8 +81,12 @@ def test_the_api_page_names_every_error_that_a_request_can_meet() -> None:
     never_sent = {"cancelled", "config_error"} | {slug for slug, error in ERRORS_BY_SLUG.items() if issubclass(error, ModelLoadError)}
     missing = [slug for slug, error in ERRORS_BY_SLUG.items() if slug not in never_sent and f"`{slug}`" not in text]
     assert missing == []
+    of_http = {code: int(status) for path in source_files() for status, code in re.findall(r'HttpError\((\d+), "(\w+)"', path.read_text())}
+    of_http["not_found"] = 404
+    assert [code for code in of_http if f"`{code}`" not in text] == []
+    statuses = of_http | {slug: error.http_status for slug, error in ERRORS_BY_SLUG.items()}
     for status, codes in re.findall(r"^\| (\d{3}) \| ([^|]+) \|", text, flags=re.MULTILINE):
-        assert {ERRORS_BY_SLUG[code].http_status for code in re.findall(r"`(\w+)`", codes)} == {int(status)}
+        assert {statuses[code] for code in re.findall(r"`(\w+)`", codes)} == {int(status)}
 
 
 def test_the_variables_that_are_read_are_in_the_table() -> None:

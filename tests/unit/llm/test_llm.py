@@ -333,6 +333,20 @@ def test_ctrl_c_leaves_an_idle_engine(llm: LLM) -> None:
     assert generate(llm, TEXTS) == expected
 
 
+def test_what_no_engine_could_take_is_refused_before_it_runs(tiny: LLM) -> None:
+    for params, priority, param in (
+        (SamplingParams(max_tokens=None, min_tokens=62), [0], "min_tokens"),
+        (SamplingParams(max_tokens=100, min_tokens=100), [0], "min_tokens"),
+        (SamplingParams(repetition_penalty=1e-40), [0], "repetition_penalty"),
+        (GREEDY, [2**31], "priority"),
+        (GREEDY, [-(2**70)], "priority"),
+    ):
+        with pytest.raises(InvalidRequest) as raised:
+            tiny.generate([[1, 2, 3]], params, use_tqdm=False, priority=priority)
+        assert raised.value.param == param
+    assert tiny.generate([[1, 2, 3]], GREEDY, use_tqdm=False, priority=[2**31 - 1])[0].finished
+
+
 def test_a_lower_priority_value_runs_earlier(tiny: LLM) -> None:
     results = tiny.generate([[1, 2, 3 + index] for index in range(5)], GREEDY, use_tqdm=False, priority=[9, 3, np.int64(1), 4, 2])
     started = [result.metrics.first_scheduled_time or 0.0 for result in results if result.metrics]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, cast
 
 from trivium.config import HttpConfig
 from trivium.errors import InvalidRequest
@@ -15,6 +15,8 @@ from trivium.frontends.openai.schema import CompletionBody
 from trivium.frontends.openai.usage import UsageCounter
 from trivium.service import ModelInfo, Vocabulary
 from trivium.types import GenerateRequest, PromptInfo, SamplingParams, TokenEvent
+
+MAX_PROMPTS: Final = 8192
 
 
 @dataclass(kw_only=True)
@@ -200,8 +202,10 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
         return [prompt]
     if not prompt:
         raise InvalidRequest("prompt must not be an empty list.", param="prompt")
-    if all(isinstance(item, int) for item in prompt):
-        return [[item for item in prompt if isinstance(item, int)]]
+    if set(map(type, prompt)) == {int}:
+        return [cast("list[int]", prompt)]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompt)}.", param="prompt")
     prompts = [item for item in prompt if not isinstance(item, int)]
     if len(prompts) != len(prompt) or any(isinstance(item, str) != isinstance(prompts[0], str) for item in prompts):
         raise InvalidRequest("prompt must be a string, a list of strings, a list of token ids or a list of such lists.", param="prompt")

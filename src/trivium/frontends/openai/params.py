@@ -13,6 +13,11 @@ from trivium.frontends.openai.schema import GenerationBody, Message
 from trivium.types import ChatMessage, SamplingParams
 
 MAX_STOP_STRINGS: Final = 4
+MAX_STOP_CHARS: Final = 4096
+"""Of all stop strings of a request together."""
+MAX_MESSAGES: Final = 8192
+MAX_SALT_CHARS: Final = 1024
+MAX_LOGIT_BIASES: Final = 16384
 MAX_N: Final = 128
 DEFAULT_COMPLETION_TOKENS: Final = 16
 
@@ -36,10 +41,14 @@ def check_common(body: GenerationBody) -> int:
             raise InvalidRequest("continuous_usage_stats needs include_usage.", param="stream_options.continuous_usage_stats")
     if isinstance(body.stop, list) and len(body.stop) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(body.stop)}.", param="stop")
+    if body.stop is not None and sum(map(len, [body.stop] if isinstance(body.stop, str) else body.stop)) > MAX_STOP_CHARS:
+        raise InvalidRequest(f"stop may hold at most {MAX_STOP_CHARS} characters in all.", param="stop")
+    if body.logit_bias is not None and len(body.logit_bias) > MAX_LOGIT_BIASES:
+        raise InvalidRequest(f"logit_bias may hold at most {MAX_LOGIT_BIASES} tokens, got {len(body.logit_bias)}.", param="logit_bias")
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs can't be streamed.", param="prompt_logprobs")
-    if body.cache_salt == "":
-        raise InvalidRequest("cache_salt must not be empty.", param="cache_salt")
+    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_CHARS:
+        raise InvalidRequest(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters.", param="cache_salt")
     n = 1 if body.n is None else body.n
     if not 1 <= n <= MAX_N:
         raise InvalidRequest(f"n must be from 1 to {MAX_N}, got {n}.", param="n")
@@ -79,6 +88,11 @@ def new_request_id() -> str:
 def chat_messages(messages: list[Message] | None) -> list[ChatMessage]:
     if not messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
+    num_parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    if num_parts > MAX_MESSAGES:
+        raise InvalidRequest(f"messages may hold at most {MAX_MESSAGES} parts of content in all, got {num_parts}.", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"messages may hold at most {MAX_MESSAGES} messages, got {len(messages)}.", param="messages")
     return [_chat_message(message, index) for index, message in enumerate(messages)]
 
 

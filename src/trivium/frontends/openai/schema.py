@@ -16,7 +16,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: Any = None
 
 
-class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     """Also takes back an answer of this server as a client dumps it, with its empty fields."""
 
     role: str

@@ -33,7 +33,7 @@ class TokenizeRoute:
         model = body.model or ""
         info = self._service.model(model)
         token_ids = await self._tokenize(model, body)
-        strings = self._service.vocabulary(model).token_strings(token_ids) if body.return_token_strs else None
+        strings = await self._service.vocabulary(model).spell(token_ids) if body.return_token_strs else None
         shape = {"count": len(token_ids), "max_model_len": info.max_model_len, "tokens": token_ids, "token_strs": strings}
         await send_json(send, shape)
 

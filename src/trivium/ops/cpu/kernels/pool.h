@@ -26,8 +26,8 @@ static inline void relax() {
 // Around 0.2 ms: what another thread's last unit may take. A thread that waits longer waits for one that isn't running, and gives up its core
 // for it.
 constexpr int SPINS = 12000;
-// Around 0.1 ms: from one call to the next inside a step. Longer would take the core from others.
-constexpr int IDLE_SPINS = 6000;
+// Around 0.5 ms: from one call to the next inside a step, or to the next step. Longer would take the core from others.
+constexpr int IDLE_SPINS = 25000;
 
 struct Phase {
     int count;
