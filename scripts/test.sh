@@ -7,16 +7,19 @@ cores=$(getconf _NPROCESSORS_ONLN)
 workers=${WORKERS:-$((cores < 4 ? cores : 4))}
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 failed=()
+bold='' plain=''
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
+say() { printf '\n%s== %s%s\n' "$bold" "$1" "$plain"; }
 
 scripts/check.sh || failed+=("static checks")
 
 if command -v g++ c++ >/dev/null; then
-    printf '\n\033[1m== CPU kernels\033[0m\n'
+    say "CPU kernels"
     # Their tests are skipped where there is no compiler; where there is one, a failed build must not pass as that.
     $python -m trivium.ops.cpu.build || failed+=("CPU kernels")
 fi
 
-printf '\n\033[1m== tests/null within its time\033[0m\n'
+say "tests/null within its time"
 # Processor time, so that a busy machine does not fail the build.
 times=$(mktemp)
 TIMEFORMAT='%U %S'
@@ -27,10 +30,10 @@ rm -f "$times"
 echo "tests/null took $seconds s of processor time (limit: 20 s)"
 ((seconds <= 20)) || failed+=("tests/null takes too long")
 
-printf '\n\033[1m== tests/null and tests/unit, %s at a time, with coverage\033[0m\n' "$workers"
+say "tests/null and tests/unit, $workers at a time, with coverage"
 $python -m pytest -q -n "$workers" --dist loadfile --cov --cov-report= tests/null tests/unit || failed+=("tests/unit")
 
-printf '\n\033[1m== tests/api\033[0m\n'
+say "tests/api"
 # One at a time: these measure how soon a server does things.
 $python -m pytest -q --cov --cov-append --cov-report= tests/api || failed+=("tests/api")
 $python scripts/coverage_gate.py || failed+=("coverage")
