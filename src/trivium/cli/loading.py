@@ -20,6 +20,7 @@ from trivium.text import ChatTemplate, Tokenizer, load_chat_template, load_token
 @dataclass(frozen=True)
 class Loaded:
     backend: LLMBackend
+    engine: EngineClient
     ready: EngineReady
     has_chat: bool
     """Whether there is a chat template."""
@@ -76,7 +77,7 @@ async def load_backend(config: EngineConfig, *, name: str, registry: Registry, s
         settings=settings,
         registry=registry,
     )
-    return Loaded(backend, ready, has_chat=template is not None)
+    return Loaded(backend, engine, ready, has_chat=template is not None)
 
 
 def _show(steps: Steps, progress: Progress) -> None:

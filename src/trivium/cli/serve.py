@@ -7,7 +7,7 @@ import gc
 import logging
 import socket
 import time
-from typing import Any
+from typing import Any, Final
 
 import click
 import uvloop
@@ -28,6 +28,9 @@ from trivium.repository.manager import ModelManager
 from trivium.service import InferenceService, ServiceLimits
 
 logger = logging.getLogger(__name__)
+
+ENGINE_LOST: Final = 1
+"""Exit code when the engine died and could not be restarted."""
 
 
 @click.command(name="serve", cls=SettingsCommand, context_settings=CONTEXT)
@@ -69,12 +72,27 @@ async def run(config: ServerConfig, sock: socket.socket) -> int:
             loaded = loading.result()
             _freeze_garbage()
             _announce(config, loaded, model=names[0], port=port_of(sock), start_s=time.monotonic() - started)
+            if not await _outlives_engine(server, loaded):
+                logger.error("the engine can't be started again: the server ends")
+                return ENGINE_LOST
         return await server
     finally:
         for task in (loading, server):
             task.cancel()
         await asyncio.gather(loading, server, return_exceptions=True)
         await service.close()
+
+
+async def _outlives_engine(server: asyncio.Task[int], loaded: Loaded) -> bool:
+    """Waits for the server's end, or for that of an engine that can't be restarted: a server that can only say 503 should be seen to be gone."""
+    given_up = asyncio.Event()
+    loaded.engine.on_give_up = given_up.set
+    waiting = asyncio.create_task(given_up.wait(), name="engine-given-up")
+    try:
+        await asyncio.wait({server, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        return server.done()
+    finally:
+        waiting.cancel()
 
 
 def _registry() -> Registry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from pathlib import Path
@@ -156,3 +157,25 @@ def test_what_the_config_rules_out_is_told_before_anything_starts(
 
 def test_a_hub_name_is_not_fetched_to_be_checked() -> None:
     check_model(ModelSettings(model="nobody/no-such-model"))
+
+
+class LostEngine:
+    on_give_up: Any = None
+
+
+async def test_a_server_ends_when_its_engine_is_given_up_and_not_before() -> None:
+    loaded: Any = type("Loaded", (), {"engine": LostEngine()})()
+    server = asyncio.create_task(asyncio.sleep(60, 0))
+    waiting = asyncio.create_task(serve._outlives_engine(server, loaded))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    loaded.engine.on_give_up()
+    assert not await waiting
+    server.cancel()
+
+
+async def test_a_server_that_ends_by_itself_outlives_its_engine() -> None:
+    loaded: Any = type("Loaded", (), {"engine": LostEngine()})()
+    server = asyncio.create_task(asyncio.sleep(0, 0))
+    assert await serve._outlives_engine(server, loaded)
