@@ -14,7 +14,6 @@ from trivium.ops.cpu import library
 from trivium.ops.cpu.elementwise import ACTIVATIONS, MAX_HEAD_DIM
 from trivium.ops.cpu.library import TYPES, loaded
 from trivium.ops.cpu.linear import PANEL, PackedLinear, padded
-from trivium.ops.cpu.memory import prefer_huge_pages
 from trivium.ops.decoder import DecoderParts, FusedLayers, LayerParts, Projection
 
 
@@ -145,7 +144,8 @@ class CPUDecoder:
             for half in (cache.key, cache.value):
                 assert half.shape == (self._num_blocks, args.num_kv_heads, self._block_size, args.head_dim)
                 assert half.dtype == self.dtype and half.is_contiguous()
-                prefer_huge_pages(half)
+            # Small pages on purpose: a huge one is zeroed whole when the first token touches it, at once for all layers, in the middle of a
+            # prompt; small ones cost 1 ms for 128 tokens. Weights, which are read whole in every step, are another matter.
             struct.key, struct.value = cache.key.data_ptr(), cache.value.data_ptr()
         self._caches = caches
 
