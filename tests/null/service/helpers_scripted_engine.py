@@ -7,6 +7,8 @@ stops its loop, `!end` ends the answer with EOS after five tokens. Sampled choic
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -256,12 +258,20 @@ def _logprobs(token_id: int, num_top: int) -> TokenLogprobs:
     return TokenLogprobs(token_id, -0.5, 1, top_ids, [-0.5 - place for place in range(num_top)])
 
 
+@functools.cache
+def chatml() -> ChatTemplate:
+    """One for all tests: each has a process of its own, which takes longer to start than a test."""
+    template = ChatTemplate(CHATML)
+    atexit.register(template.close)
+    return template
+
+
 def fake_backend(
     engine: FakeEngine, registry: Registry, *, name: str = "fake", settings: ModelSettings | None = None, **kwargs: object
 ) -> LLMBackend:
     arguments: dict[str, object] = {
         "tokenizer": byte_tokenizer(),
-        "template": ChatTemplate(CHATML),
+        "template": chatml(),
         "config": {"eos_token_id": EOS_ID},
         "generation_config": {},
         **kwargs,
