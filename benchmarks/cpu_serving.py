@@ -14,6 +14,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ for batch in map(int, sys.argv[4:]):
 
 
 def measure_server(name: str, command: str, args: argparse.Namespace) -> dict[str, Any]:
-    server = Server(command, args.model, Path(f"/tmp/cpu_serving_{name}.log"))
+    server = Server(command, args.model, Path(tempfile.gettempdir()) / f"cpu_serving_{name}.log")
     try:
         load = Load(server.url, server.models()[0], args.input_len, args.output_len, args.vocab_size)
         rounds: list[list[Summary]] = [measure(load, args.concurrency, rounds=args.rounds) for _ in range(args.repeats)]
