@@ -27,9 +27,9 @@ from trivium.protocol.messages import (
     StepOutputs,
     ToEngine,
     TokenOutput,
+    refusal,
 )
 from trivium.scheduling.scheduler import Scheduler
-from trivium.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
@@ -139,8 +139,7 @@ class EngineCore:
             if not isinstance(error, TriviumError):
                 logger.exception("request %s could not be added", message.request_id)
                 error = InternalError(f"The request could not be added: {type(error).__name__}.")
-            refused = TokenOutput(request_id=message.request_id, finish_reason=FinishReason.ERROR, error_slug=error.slug, error_message=error.message)
-            self.mailbox.send(client, StepOutputs(outputs=[refused]))
+            self.mailbox.send(client, refusal(message.request_id, error))
             return
         self._owners[message.request_id] = client
 

@@ -8,8 +8,7 @@ import msgspec
 import zmq
 
 from trivium.errors import InternalError
-from trivium.protocol.messages import FromEngine, StepOutputs, ToEngine, TokenOutput, decode_to_engine, encode
-from trivium.types import FinishReason
+from trivium.protocol.messages import FromEngine, ToEngine, decode_to_engine, encode, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +44,7 @@ class ZmqMailbox:
         logger.error("a client sent a message of the wrong form: %s", error)
         match msgspec.msgpack.decode(data):
             case ["add", str(request_id), *_]:
-                message = f"The request is not of the form the engine expects: {error}"
-                refused = TokenOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error_slug=InternalError.slug, error_message=message)
-                self.send(client, StepOutputs(outputs=[refused]))
+                self.send(client, refusal(request_id, InternalError(f"The request is not of the form the engine expects: {error}")))
             case _:
                 pass
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from trivium.types import SamplingParams
+from trivium.errors import TriviumError
+from trivium.types import FinishReason, SamplingParams
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
@@ -103,6 +104,11 @@ class EngineStats(msgspec.Struct, array_like=True, kw_only=True, gc=False):
 class StepOutputs(msgspec.Struct, tag="outputs", array_like=True):
     outputs: list[TokenOutput]
     stats: EngineStats | None = None
+
+
+def refusal(request_id: str, error: TriviumError) -> StepOutputs:
+    """The one and only answer to a request that never got as far as the scheduler."""
+    return StepOutputs([TokenOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error_slug=error.slug, error_message=error.message)])
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True, frozen=True):
