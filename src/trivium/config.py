@@ -6,8 +6,9 @@ a new config, never filled in later. Unknown keys and impossible combinations ra
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from trivium.errors import ConfigError
 
@@ -16,6 +17,9 @@ Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 AttentionBackendName = Literal["auto", "triton", "flash", "cpu", "reference"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+METRIC_NAMES: Final = ("vllm", "tgi")
+"""Servers under whose names metrics are shown."""
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def doc(default: Any, text: str) -> Any:
@@ -27,9 +31,10 @@ def doc(default: Any, text: str) -> Any:
 class ModelSettings:
     """Which model, and how its files are read."""
 
-    model: str = doc("", "Folder, .gguf file or hub name; empty: the packaged default model.")
-    tokenizer: str | None = doc(None, "Folder or hub name of the tokenizer when it is not the model's.")
+    model: str = doc("", "Folder, .gguf file, hub name or URL (s3, oss, gs, http, https); empty: the packaged default model.")
+    tokenizer: str | None = doc(None, "Folder, hub name or URL of the tokenizer when it is not the model's.")
     skip_tokenizer_init: bool = doc(False, "Load no tokenizer: token ids in, token ids out.")
+    hub: Literal["huggingface", "modelscope"] = doc("huggingface", "Whose names hub names are; HF_ENDPOINT names a mirror of the former.")
     revision: str | None = doc(None, "Branch, tag or commit of a hub model.")
     trust_remote_code: bool = doc(False, "Refused: Trivium never runs code from a model folder.")
     dtype: DType = doc(
@@ -87,6 +92,9 @@ class SchedulerConfig:
     max_num_batched_tokens: int | None = doc(None, "Token budget of one step; default: 8192 on a large GPU, 2048 elsewhere, 512 on a CPU.")
     scheduling_policy: SchedulingPolicy = doc("fcfs", "Order of the queue: first come first served, or by priority (lower first).")
     long_prefill_token_threshold: int = doc(0, "Most prompt tokens of one request in one step while others run; 0: no limit.")
+    prompt_spread: int = doc(
+        16, "Steps over which waiting prompts are spread while others generate, so that these don't stall; 1: none, as LLM() does for most throughput."
+    )
     pipeline_depth: int = doc(1, "Steps in flight beyond the one whose results are awaited; 0 runs each step to its end first (for debugging).")
 
     def __post_init__(self) -> None:
@@ -94,6 +102,8 @@ class SchedulerConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}.", param=name)
+        if self.prompt_spread < 1:
+            raise ConfigError(f"prompt_spread must be at least 1, got {self.prompt_spread}.", param="prompt_spread")
         if self.pipeline_depth not in (0, 1):
             raise ConfigError(f"pipeline_depth must be 0 or 1, got {self.pipeline_depth}.", param="pipeline_depth")
         if self.long_prefill_token_threshold < 0:
@@ -140,6 +150,29 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TgiConfig:
+    """TGI's routes: the limits that their requests are held to."""
+
+    max_best_of: int = doc(2, "Largest best_of of TGI's routes.")
+    max_stop_sequences: int = doc(4, "Most stop strings of a request to TGI's routes.")
+    max_top_n_tokens: int = doc(5, "Largest top_n_tokens of TGI's routes.")
+    max_input_tokens: int | None = doc(None, "Longest prompt of TGI's routes, in tokens; default: the context less one.")
+    max_client_batch_size: int | None = doc(None, "Most prompts of one request to the completions and Vertex routes; default: no limit of its own.")
+    compute_type: str = doc("gpu+optimized", "What TGI's x-compute-type header says.")
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_best_of", 1), ("max_stop_sequences", 0), ("max_top_n_tokens", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}.", param=name)
+        for name in ("max_input_tokens", "max_client_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}.", param=name)
+        if not self.compute_type.isascii() or not self.compute_type.isprintable():
+            raise ConfigError("compute_type must be printable ASCII: it is the value of a header.", param="compute_type")
+
+
+@dataclass(frozen=True, kw_only=True)
 class HttpConfig:
     """The HTTP server: where it listens, who may use it, and what it refuses before any model sees a request."""
 
@@ -155,7 +188,12 @@ class HttpConfig:
     trust_request_chat_template: bool = doc(False, "Let requests bring their own chat template.")
     return_tokens_as_token_ids: bool = doc(False, "Show tokens in logprobs as 'token_id:N' for every request.")
     enable_force_include_usage: bool = doc(False, "Send the usage chunk in every stream, asked for or not.")
+    ignore_unknown_models: bool = doc(False, "Answer requests that name a model that doesn't exist with the first model, as TGI does.")
+    metrics_names: tuple[str, ...] = doc(("vllm",), "Whose metric names /metrics uses for the models: vllm, tgi, or both.")
     max_queued_requests: int = doc(1024, "Sequences that may wait beyond those the engine runs at once; more are answered with 429.")
+    max_concurrent_requests: int | None = doc(None, "Most sequences that run and wait in all, for each model; more are answered with 429. Default: no such limit.")
+    fairness_header: str = doc("", "Header that tells clients apart (authorization: by API key); the queue is then shared fairly between them. Empty: first come, first served.")
+    queue_timeout_s: float | None = doc(None, "Longest time a request may wait for its turn; then it is answered with 429. Default: no limit.")
     request_timeout_s: float | None = doc(None, "Longest time a request may take in all; default: no limit.")
     max_body_bytes: int = doc(16 * 1024 * 1024, "Largest request body.")
     max_header_bytes: int = doc(64 * 1024, "Largest sum of request line and headers.")
@@ -167,6 +205,7 @@ class HttpConfig:
     drain_delay_s: float = doc(0.0, "After SIGTERM, go on accepting requests for this long with readiness false, until load balancers have noticed.")
     drain_timeout_s: float = doc(30.0, "After SIGTERM, longest time for accepted requests to finish.")
     probe_timeout_s: float = doc(10.0, "The engine counts as ready when it answered a probe within this time.")
+    tgi: TgiConfig = field(default_factory=TgiConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -180,8 +219,15 @@ class HttpConfig:
         for name in ("max_queued_requests", "drain_delay_s", "drain_timeout_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}.", param=name)
-        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
-            raise ConfigError(f"request_timeout_s must be greater than 0, got {self.request_timeout_s}.", param="request_timeout_s")
+        for name in ("request_timeout_s", "queue_timeout_s", "max_concurrent_requests"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be greater than 0, got {value}.", param=name)
+        if self.fairness_header and _HEADER_NAME.fullmatch(self.fairness_header) is None:
+            raise ConfigError(f"fairness_header must be the name of a header, got {self.fairness_header!r}.", param="fairness_header")
+        unknown = [name for name in self.metrics_names if name not in METRIC_NAMES]
+        if unknown:
+            raise ConfigError(f"metrics_names may hold {', '.join(METRIC_NAMES)}, got {unknown[0]!r}.", param="metrics_names")
         if not all(self.api_key):
             raise ConfigError("api_key must not be empty.", param="api_key")
 

@@ -13,7 +13,7 @@ from trivium.client.engine_client import EngineClient
 from trivium.config import EngineConfig, ModelSettings
 from trivium.metrics.instruments import Registry
 from trivium.protocol.messages import EngineReady, Progress
-from trivium.sources import ModelFiles, packaged, resolve
+from trivium.sources import ModelFiles, packaged, resolve_for
 from trivium.text import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
 
 
@@ -39,21 +39,22 @@ def check_model(settings: ModelSettings) -> None:
     name = settings.model
     if name and not name.startswith((".", "~")) and not name.endswith(".gguf") and not Path(name).is_absolute() and not Path(name).exists():
         return
-    files = resolve(name, settings.revision, with_weights=settings.load_format != "dummy")
+    files = resolve_for(settings)
     ModelSpec.from_config(files.config, max_model_len=settings.max_model_len)
 
 
 def _load_text(files: ModelFiles, settings: ModelSettings) -> tuple[Tokenizer | None, ChatTemplate | None]:
     if settings.skip_tokenizer_init:
         return None, None
-    return load_tokenizer(files, settings.tokenizer), load_chat_template(files, settings.tokenizer, override=settings.chat_template)
+    template = load_chat_template(files, settings.tokenizer, override=settings.chat_template, hub=settings.hub)
+    return load_tokenizer(files, settings.tokenizer, hub=settings.hub), template
 
 
 async def load_backend(config: EngineConfig, *, name: str, registry: Registry, steps: Steps) -> Loaded:
     """Raises `ConfigError` or `ModelLoadError`. Cancelling it ends the engine process."""
     settings = config.model
     steps.update("finding the model", 0, 0)
-    files = await asyncio.to_thread(resolve, settings.model, settings.revision, with_weights=settings.load_format != "dummy")
+    files = await asyncio.to_thread(resolve_for, settings, progress=steps.update)
     ModelSpec.from_config(files.config, max_model_len=settings.max_model_len)
     text = asyncio.create_task(asyncio.to_thread(_load_text, files, settings), name="tokenizer")
     starting = asyncio.create_task(EngineClient.start(config, on_progress=lambda step: _show(steps, step)), name="engine-start")

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "chat": ("trivium.cli.chat", "Talk to a model in the terminal, or pipe a prompt through it."),
     "run": ("trivium.cli.chat", "Another name for chat."),
     "pull": ("trivium.cli.pull", "Download a model, or say where it already is."),
+    "cache": ("trivium.cli.cache", "What has been downloaded: list it, remove it."),
     "show": ("trivium.cli.show", "What a model is and what it needs, without loading it."),
     "config": ("trivium.cli.config", "Show, check or describe settings."),
     "doctor": ("trivium.cli.doctor", "Versions, devices and which fast paths are on."),

@@ -6,7 +6,8 @@ import json
 
 import click
 
-from trivium.cli.terminal import format_bytes
+from trivium.cli.hub_option import hub_option
+from trivium.cli.terminal import Steps, format_bytes
 from trivium.sources import ModelFiles, resolve
 
 
@@ -17,13 +18,16 @@ def weight_bytes(files: ModelFiles) -> int:
 @click.command(name="pull", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model", default="")
 @click.option("--revision", help="Branch, tag or commit of a hub model.")
+@hub_option
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def command(*, model: str, revision: str | None, as_json: bool) -> None:
-    """Download MODEL from the hub into the local cache; what is there already is not fetched again.
+def command(*, model: str, revision: str | None, hub: str, as_json: bool) -> None:
+    """Download MODEL, a hub name or a URL (s3, oss, gs, http, https), into the local cache; what is there already is not fetched again,
+    and a download that was cut is taken up where it was.
 
-    Prints the path on standard output. Without MODEL: where the packaged model is.
+    HF_ENDPOINT names a mirror of the hub. Prints the path on standard output. Without MODEL: where the packaged model is.
     """
-    files = resolve(model, revision)
+    with Steps() as steps:
+        files = resolve(model, revision, hub=hub, progress=steps.update)
     size = weight_bytes(files)
     if as_json:
         click.echo(json.dumps({"name": files.name, "kind": files.kind, "path": str(files.path), "weight_bytes": size}))

@@ -9,6 +9,7 @@ import click
 
 from trivium.arch import KVLayerSpec, MlaSpec, ModelSpec, MoeSpec
 from trivium.backends.llm_params import sampling_defaults
+from trivium.cli.hub_option import hub_option
 from trivium.cli.pull import weight_bytes
 from trivium.cli.terminal import format_bytes
 from trivium.errors import ConfigError
@@ -45,7 +46,7 @@ def describe(files: ModelFiles, spec: ModelSpec) -> dict[str, Any]:
         "vocabulary": spec.vocab_size,
         "context_length": spec.max_position_embeddings,
         "dtype": spec.torch_dtype,
-        "quantization": spec.quantization,
+        "quantization": None if spec.quantization is None else spec.quantization.method,
         "file_type": _file_type(files),
         "weight_bytes": weight_bytes(files),
         "loaded_bytes": None if spec.quantization else WEIGHT_ITEMSIZE * spec.num_params,
@@ -109,11 +110,12 @@ def render(facts: dict[str, Any]) -> str:
 @click.command(name="show", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model", default="")
 @click.option("--revision", help="Branch, tag or commit of a hub model.")
+@hub_option
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def command(*, model: str, revision: str | None, as_json: bool) -> None:
+def command(*, model: str, revision: str | None, hub: str, as_json: bool) -> None:
     """What MODEL is and what it needs; nothing is loaded. Without MODEL: the packaged one."""
     if revision is not None and not model:
         raise ConfigError("The packaged model has no revisions; --revision needs the name of a hub model.", param="revision")
-    files = resolve(model, revision, with_weights=False)
+    files = resolve(model, revision, with_weights=False, hub=hub)
     facts = describe(files, ModelSpec.from_config(files.config))
     click.echo(json.dumps(facts, indent=2) if as_json else render(facts))

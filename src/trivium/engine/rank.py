@@ -11,19 +11,20 @@ import torch
 from trivium.arch import ModelSpec
 from trivium.config import EngineConfig
 from trivium.engine.device import available_host_memory, detect_device
-from trivium.engine.graphs import DecodeGraphs, graph_buckets
+from trivium.engine.graphs import graph_buckets
 from trivium.engine.invariance import batch_invariance_note, check_batch_invariance
 from trivium.engine.memory import allocate_caches, block_bytes, choose_num_blocks, measure_workspace
+from trivium.engine.mixed import LARGEST, mixed_shapes
 from trivium.engine.resolve import ResolvedConfig, resolve
 from trivium.engine.rows import RowTable
 from trivium.engine.runner import Runner
 from trivium.engine.sampler import Sampler
-from trivium.engine.warmup import compile_kernels, make_graphs, warm_prompts
+from trivium.engine.warmup import compile_kernels, make_graphs, make_mixed_graphs, warm_prompts
 from trivium.models import build_model
 from trivium.ops.attention import create_attention_backend
 from trivium.ops.collective import ParallelContext
 from trivium.protocol.messages import Progress
-from trivium.sources import resolve as resolve_files
+from trivium.sources import resolve_for
 from trivium.weights import open_source
 
 CPU_SHARE: Final = 4
@@ -48,7 +49,7 @@ class RankRunner:
 
 def build_rank(config: EngineConfig, parallel: ParallelContext, report: Report) -> RankRunner:
     """Raises `ConfigError`, `ModelLoadError`. All ranks must call it together: they agree on the number of blocks."""
-    files = resolve_files(config.model.model, config.model.revision)
+    files = resolve_for(config.model)
     spec = ModelSpec.from_config(files.config, max_model_len=config.model.max_model_len)
     device, info = detect_device(config, parallel.rank)
     resolved = resolve(config, spec, info, is_gguf=files.kind == "gguf")
@@ -87,7 +88,7 @@ def build_rank(config: EngineConfig, parallel: ParallelContext, report: Report) 
     runner.caches = allocate_caches(layers, num_blocks, resolved.block_size, dtype, device)
     memory["kv_cache"] = num_blocks * block_bytes(layers, resolved.block_size, dtype)
     if device.type == "cuda" and not config.enforce_eager:
-        runner.graphs = _capture_graphs(runner, resolved, memory, report)
+        _capture_graphs(runner, resolved, memory, report)
     return RankRunner(runner, spec, resolved, device, info.name, num_blocks, memory, [*resolved.notes, invariance])
 
 
@@ -111,19 +112,29 @@ def _cache_budget(config: EngineConfig, resolved: ResolvedConfig, runner: Runner
     warm_prompts(runner, resolved)
     memory["workspace"] = measure_workspace(runner, resolved, runner.device)
     free, total = torch.cuda.mem_get_info(runner.device)
-    return int(total * config.cache.gpu_memory_utilization) - (total - free) - memory["workspace"] - _graph_reserve(config, resolved, runner)
+    reserve = 0 if config.enforce_eager else _graph_reserve(resolved, runner, memory["workspace"])
+    return int(total * config.cache.gpu_memory_utilization) - (total - free) - memory["workspace"] - reserve
 
 
-def _capture_graphs(runner: Runner, resolved: ResolvedConfig, memory: dict[str, int], report: Report) -> DecodeGraphs:
+def _capture_graphs(runner: Runner, resolved: ResolvedConfig, memory: dict[str, int], report: Report) -> None:
     before, _ = torch.cuda.mem_get_info(runner.device)
-    graphs = make_graphs(runner, resolved, graph_buckets(resolved.max_num_seqs))
-    graphs.capture_all(lambda done, total: report(Progress("capturing CUDA graphs", done, total, "graphs")))
+    pool = torch.cuda.graph_pool_handle()
+    shapes = mixed_shapes(resolved.max_num_seqs, resolved.max_num_batched_tokens)
+    mixed = make_mixed_graphs(runner, resolved, shapes, pool=pool)
+    graphs = make_graphs(runner, resolved, graph_buckets(resolved.max_num_seqs), pool=pool)
+    num_mixed = len(shapes) if mixed is not None else 0
+    total = num_mixed + len(graphs.buckets)
+    if mixed is not None:  # the larger ones first: the others fit in their memory
+        mixed.capture_all(lambda done, _: report(Progress("capturing CUDA graphs", done, total, "graphs")))
+    graphs.capture_all(lambda done, _: report(Progress("capturing CUDA graphs", num_mixed + done, total, "graphs")))
+    runner.graphs, runner.mixed_graphs = graphs, mixed
     memory["graphs"] = before - torch.cuda.mem_get_info(runner.device)[0]
-    return graphs
 
 
-def _graph_reserve(config: EngineConfig, resolved: ResolvedConfig, runner: Runner) -> int:
-    """Bytes kept for graphs, which are captured after the cache exists: nodes of each, and logits of the largest, as made and widened."""
-    if config.enforce_eager:
-        return 0
-    return len(graph_buckets(resolved.max_num_seqs)) * (12 << 20) + resolved.max_num_seqs * runner.sampler.vocab_size * 8
+def _graph_reserve(resolved: ResolvedConfig, runner: Runner, workspace: int) -> int:
+    """Bytes kept for graphs, which are captured after the cache exists: nodes of each, the largest step with prompts, and logits, as made and
+    widened, of the largest without."""
+    budget = resolved.max_num_batched_tokens
+    num_graphs = len(graph_buckets(resolved.max_num_seqs)) + len(mixed_shapes(resolved.max_num_seqs, budget))
+    logits = resolved.max_num_seqs * runner.sampler.vocab_size * torch.float32.itemsize
+    return num_graphs * (12 << 20) + max(workspace * min(LARGEST, budget) // budget, logits) + logits

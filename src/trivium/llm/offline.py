@@ -32,7 +32,7 @@ from trivium.metrics.instruments import Registry
 from trivium.metrics.sequence import ModelMetrics, SequenceClock
 from trivium.outputs import CompletionOutput, RequestOutput
 from trivium.protocol.messages import AddRequest
-from trivium.sources import resolve
+from trivium.sources import resolve_for
 from trivium.text import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
 from trivium.types import SamplingParams
 
@@ -49,9 +49,11 @@ class LLM:
     def __init__(self, model: str = "", **engine_args: Any) -> None:
         self.config: EngineConfig = engine_config(model, engine_args)
         settings = self.config.model
-        files = resolve(settings.model, settings.revision)
-        self._tokenizer = None if settings.skip_tokenizer_init else load_tokenizer(files, settings.tokenizer)
-        self._template = None if settings.skip_tokenizer_init else load_chat_template(files, settings.tokenizer, override=settings.chat_template)
+        files = resolve_for(settings)
+        self._tokenizer = None if settings.skip_tokenizer_init else load_tokenizer(files, settings.tokenizer, hub=settings.hub)
+        self._template = None
+        if not settings.skip_tokenizer_init:
+            self._template = load_chat_template(files, settings.tokenizer, override=settings.chat_template, hub=settings.hub)
         suggested = suggested_config(settings.generation_config, files.generation_config)
         self._defaults = sampling_defaults(suggested, settings.override_generation_config)
         self._client = BlockingEngineClient(self.config)

@@ -7,25 +7,36 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
+from trivium.config import ModelSettings
 from trivium.errors import ConfigError, ModelLoadError
-from trivium.sources import hub, packaged
+from trivium.sources import bucket, modelscope, packaged
+from trivium.sources import hub as huggingface
+from trivium.sources.bucket import Progress
 from trivium.sources.files import ModelFiles
 from trivium.sources.gguf_config import generation_config_from_gguf, model_config_from_gguf
 from trivium.sources.gguf_file import read_gguf
+from trivium.sources.objects import is_url
 from trivium.sources.paths import child_path, read_json_child
+from trivium.sources.wanted import INDEX_FILE
 
-INDEX_FILE = "model.safetensors.index.json"
 _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
-def resolve(model: str, revision: str | None = None, *, with_weights: bool = True) -> ModelFiles:
+def resolve(
+    model: str, revision: str | None = None, *, with_weights: bool = True, hub: str = "huggingface", progress: Progress | None = None
+) -> ModelFiles:
     """Finds the files of `model`; an empty name means the packaged default model.
 
-    `with_weights=False` leaves the weights of a hub model where they are (for dummy weights).
+    `with_weights=False` leaves the weights of a remote model where they are (for dummy weights). `hub` says whose names hub names are:
+    "huggingface" (or its mirror, by `HF_ENDPOINT`) or "modelscope".
     Raises `ConfigError` for a name that can't be one, `ModelLoadError` for files that are missing or unreadable.
     """
     if not model:
         return _from_gguf(packaged.NAME, packaged.require_packaged_model())
+    if is_url(model):
+        if revision is not None:
+            raise ConfigError("A model at a URL has no revisions.", param="revision")
+        return _from_path(model, bucket.download_model(model, with_weights=with_weights, progress=progress))
     path = Path(model).expanduser()
     if path.is_dir():
         return _from_folder(model, path)
@@ -35,10 +46,33 @@ def resolve(model: str, revision: str | None = None, *, with_weights: bool = Tru
         return _from_gguf(model, path)
     if path.suffix == ".gguf" or path.is_absolute() or model.startswith((".", "~")):
         raise ModelLoadError(f"There is no file or folder {model}.")
-    gguf_name = hub.split_gguf_name(model)
+    source = modelscope if hub == "modelscope" else huggingface
+    gguf_name = huggingface.split_gguf_name(model)
     if gguf_name is not None:
-        return _from_gguf(model, hub.download_gguf(gguf_name[0], revision, gguf_name[1]))
-    return _from_folder(model, hub.download_model(model, revision, with_weights=with_weights))
+        return _from_gguf(model, source.download_gguf(gguf_name[0], revision, gguf_name[1]))
+    return _from_folder(model, source.download_model(model, revision, with_weights=with_weights))
+
+
+def resolve_for(settings: ModelSettings, *, progress: Progress | None = None) -> ModelFiles:
+    """`resolve` of the model that `settings` name."""
+    with_weights = settings.load_format != "dummy"
+    return resolve(settings.model, settings.revision, with_weights=with_weights, hub=settings.hub, progress=progress)
+
+
+def resolve_tokenizer(name: str, *, hub: str = "huggingface") -> Path:
+    """The folder of a tokenizer's files (or the .gguf file that holds one). Raises `ConfigError` for what can't be one."""
+    if is_url(name):
+        return bucket.download_tokenizer(name)
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.exists() or path.is_absolute() or name.startswith((".", "~")):
+        raise ConfigError(f"tokenizer {name} is no folder, .gguf file, hub name or URL.", param="tokenizer")
+    return (modelscope if hub == "modelscope" else huggingface).download_tokenizer(name, None)
+
+
+def _from_path(name: str, path: Path) -> ModelFiles:
+    return _from_folder(name, path) if path.is_dir() else _from_gguf(name, path)
 
 
 def _from_folder(name: str, folder: Path) -> ModelFiles:

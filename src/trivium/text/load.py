@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 from trivium.errors import ConfigError, ModelLoadError
 from trivium.sources.files import ModelFiles
 from trivium.sources.gguf_file import read_gguf
-from trivium.sources.hub import download_tokenizer
 from trivium.sources.paths import child_path, read_json_child
+from trivium.sources.resolve import resolve_tokenizer
 from trivium.text.chat_template import MAX_SOURCE_CHARS, ChatTemplate
 from trivium.text.gguf_vocab import token_named
 from trivium.text.tokenizer import Tokenizer, roles_in_folder
@@ -17,18 +17,20 @@ from trivium.text.tokenizer import Tokenizer, roles_in_folder
 MAX_TEMPLATE_BYTES: Final = 4 * MAX_SOURCE_CHARS
 
 
-def load_tokenizer(files: ModelFiles, tokenizer: str | None = None) -> Tokenizer:
-    """The model's tokenizer, or the one in the folder, .gguf file or hub repository `tokenizer`. Raises `ModelLoadError` or `ConfigError`."""
-    path = _tokenizer_path(files, tokenizer)
+def load_tokenizer(files: ModelFiles, tokenizer: str | None = None, *, hub: str = "huggingface") -> Tokenizer:
+    """The model's tokenizer, or the one in the folder, .gguf file, hub repository or URL `tokenizer`. Raises `ModelLoadError` or `ConfigError`."""
+    path = _tokenizer_path(files, tokenizer, hub)
     return Tokenizer.from_gguf(read_gguf(path)) if path.is_file() else Tokenizer.from_folder(path)
 
 
-def load_chat_template(files: ModelFiles, tokenizer: str | None = None, *, override: str | None = None) -> ChatTemplate | None:
+def load_chat_template(
+    files: ModelFiles, tokenizer: str | None = None, *, override: str | None = None, hub: str = "huggingface"
+) -> ChatTemplate | None:
     """The template beside the tokenizer, or `override`: a file's name or a template itself. None if there is none.
 
     Raises `ModelLoadError` for a template of the model, `ConfigError` for an override, that can't be used.
     """
-    path = _tokenizer_path(files, tokenizer)
+    path = _tokenizer_path(files, tokenizer, hub)
     source, special_tokens = _from_gguf(path) if path.is_file() else _from_folder(path)
     if override is not None:
         source = _override_source(override)
@@ -38,15 +40,8 @@ def load_chat_template(files: ModelFiles, tokenizer: str | None = None, *, overr
     return ChatTemplate(source, special_tokens=special_tokens, origin=f"The chat template in {path}")
 
 
-def _tokenizer_path(files: ModelFiles, tokenizer: str | None) -> Path:
-    if tokenizer is None:
-        return files.path
-    path = Path(tokenizer).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
-        return path
-    if path.exists() or path.is_absolute() or tokenizer.startswith((".", "~")):
-        raise ConfigError(f"tokenizer {tokenizer} is no folder, .gguf file or hub name.", param="tokenizer")
-    return download_tokenizer(tokenizer, None)
+def _tokenizer_path(files: ModelFiles, tokenizer: str | None, hub: str) -> Path:
+    return files.path if tokenizer is None else resolve_tokenizer(tokenizer, hub=hub)
 
 
 def _from_gguf(path: Path) -> tuple[str | None, dict[str, str]]:
