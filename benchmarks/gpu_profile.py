@@ -77,8 +77,8 @@ def time_phases() -> None:
     timed(build_module, "build_rank")
 
 
-def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, profile: bool, label: str, prefill_steps: int = 0) -> None:
-    """One workload through scheduler and executor, one step in flight, as the engine's loop does it."""
+def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, profile: bool, label: str, prefill_steps: int = 0) -> float:
+    """One workload through scheduler and executor, one step in flight, as the engine's loop does it. Returns how busy a profile found the device."""
     import torch
 
     from trivium.protocol.messages import AddRequest
@@ -90,7 +90,7 @@ def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, pro
     clock, in_flight, steps = Clock(), collections.deque(), []
     profiler: Any = None
     first_token = None
-    num_decodes = 0
+    num_decodes, busy = 0, 0.0
     begin = last = time.perf_counter()
     while scheduler.has_work:
         plan = clock.run("schedule", scheduler.schedule)
@@ -121,7 +121,7 @@ def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, pro
             if profiler is not None and not prefill_steps and num_decodes >= out // 2 + PROFILED_STEPS:
                 torch.cuda.synchronize()
                 profiler.__exit__(None, None, None)
-                report(profiler, label, PROFILED_STEPS)
+                busy = report(profiler, label, PROFILED_STEPS)
                 profiler, profile = None, False
     torch.cuda.synchronize()
     took = time.perf_counter() - begin
@@ -135,11 +135,16 @@ def drive(engine: Any, requests: int, length: int, out: int, params: Any, *, pro
     print(f"   {len(mixed)} other steps: {others:.4f} s, {sum(tokens for _, tokens in mixed) / others:.0f} tokens/s")
     parts = (f"{part} {statistics.median(times) * 1e6:.0f} (sum {sum(times):.3f} s)" for part, times in clock.parts.items())
     print("   host, median us: " + ", ".join(parts), flush=True)
+    return busy
 
 
-def report(profiler: Any, label: str, num_steps: int) -> None:
-    """Kernels by time, and the union of their times over the span of all."""
+def report(profiler: Any, label: str, num_steps: int) -> float:
+    """Kernels by time, and the union of their times over the span of all; of decode steps whole ones only, without the first, which is late."""
     kernels = [e for e in profiler.events() if e.device_type.name == "CUDA" and e.time_range.elapsed_us() > 0]
+    marks = sorted(e.time_range.start for e in kernels if "_decode_inputs_kernel" in e.name)
+    if len(marks) > 3:
+        kernels = [e for e in kernels if marks[1] <= e.time_range.start < marks[-1]]
+        num_steps = len(marks) - 2
     by_name: dict[str, list[float]] = collections.defaultdict(list)
     spans = sorted((e.time_range.start, e.time_range.end) for e in kernels)
     for event in kernels:
@@ -150,11 +155,13 @@ def report(profiler: Any, label: str, num_steps: int) -> None:
             gaps.append(start - at)
         busy += max(0.0, end - max(at, start))
         at = max(at, end)
-    total = at - spans[0][0]
+    total = (marks[-1] if len(marks) > 3 else at) - spans[0][0]
+    largest = ", ".join(f"{gap:.0f}" for gap in sorted(gaps)[-num_steps:][::-1])
     print(f"-- {label}: busy {busy / total:.4f} of {total / num_steps / 1e3:.3f} ms a step; {len(kernels) / num_steps:.0f} kernels a step; "
-          f"gaps over 5 us: {sum(g > 5 for g in gaps) / num_steps:.1f} a step, {sum(g for g in gaps if g > 5) / num_steps:.0f} us")  # fmt: skip
+          f"largest gaps, us: {largest}")  # fmt: skip
     for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:16]:
         print(f"   {sum(times) / num_steps:9.1f} us a step {len(times) / num_steps:6.1f} x {statistics.median(times):8.2f} us  {name[:100]}")
+    return round(busy / total, 4)
 
 
 def main() -> None:

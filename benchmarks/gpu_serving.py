@@ -32,10 +32,16 @@ def measure_server(name: str, command: str, model: str, args: argparse.Namespace
     server = Server(command, model, Path(tempfile.gettempdir()) / f"gpu_serving_{name}.log")
     try:
         load = Load(server.url, server.models()[0], args.input_len, args.output_len, 120_000, args.temperature)
+        early = measure(load, [10, 10], rounds=10, num_warmups=0) if args.first else []
         summaries = measure(load, args.concurrency, rounds=args.rounds, num_warmups=4)
+        burst = measure(load, [100, 10, 100], rounds=2, num_warmups=0) if args.burst else []
     finally:
         server.close()
     figures = {"engine": name, "start_up_s": round(server.start_up_s, 2), "load": [asdict(summary) for summary in summaries]}
+    if early:
+        figures["first_100_itl_p99"] = round(early[0].itl_p99 / early[1].itl_p99, 3)
+    if burst:
+        figures["burst"] = round(burst[2].out_tok_s / burst[0].out_tok_s, 4)
     print(json.dumps(figures), flush=True)
     return figures
 
@@ -50,9 +56,12 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--first", action="store_true", help="also p99 between tokens of the first 100 requests, over that of the next 100")
+    parser.add_argument("--burst", action="store_true", help="also concurrency 100 steady, then right after 10")
+    parser.add_argument("--model", help="folder of the model; default: one is made")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = str(make_speed_model(Path(folder), args.shape))
+        model = args.model or str(make_speed_model(Path(folder), args.shape))
         ours = measure_server("trivium", args.command, model, args)
         theirs = measure_server("peer", args.peer, model, args) if args.peer else None
     keys = ("out_tok_s", "ttft_median", "tpot_median", "itl_p99")

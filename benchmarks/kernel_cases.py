@@ -16,7 +16,7 @@ from trivium.ops.attention.base import AttentionArgs, KVCache
 from trivium.ops.moe import fused_moe_reference
 from trivium.ops.norm import add_rms_norm_reference
 from trivium.ops.qkv import prepare_qkv_reference
-from trivium.ops.triton import activation, decode, matvec, mla, moe, norm, prefill, qkv, skinny
+from trivium.ops.triton import activation, bulk, decode, matvec, mla, moe, norm, prefill, qkv, skinny
 
 BF16 = torch.bfloat16
 L2_BYTES = 200e6
@@ -138,6 +138,7 @@ def decode_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
         ("1x512", [512]),
         ("1x8192", [8192]),
         ("32x640", [640] * 32),
+        ("64x640", [640] * 64),
         ("256x640", [640] * 256),
         ("256 ragged", [64 + 5 * i for i in range(256)]),
     ]
@@ -164,17 +165,8 @@ def decode_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
         default = decode.config_for(shape.args, 2)
         configs = [default]
         if not quick:
-            sweep = [
-                (64, 4, 3, 2),
-                (64, 4, 3, 8),
-                (64, 4, 4, 4),
-                (64, 4, 2, 4),
-                (32, 4, 4, 4),
-                (32, 2, 4, 8),
-                (128, 4, 3, 2),
-                (128, 8, 3, 2),
-                (128, 8, 2, 4),
-            ]
+            sweep = [(64, 4, 2, 3), (64, 4, 2, 6), (64, 4, 3, 2), (64, 4, 3, 3), (64, 4, 3, 4), (64, 4, 4, 2), (64, 4, 4, 4)]
+            sweep += [(32, 4, 3, 6), (32, 4, 4, 4), (32, 2, 4, 8), (128, 4, 2, 2), (128, 4, 2, 3), (128, 8, 2, 2), (128, 8, 3, 2)]
             configs += [decode.DecodeConfig(tile=t, num_warps=w, num_stages=s, items_per_sm=i) for t, w, s, i in sweep]
         for config in configs:
             plan = decode.schedule(seq_lens, shape.args, config)
@@ -321,6 +313,35 @@ def skinny_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
         yield Case(f"{name} skinny {op} M={m}", variants, expected, reference, bytes=weights[0].nbytes, rotations=len(weights))
 
 
+def bulk_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
+    sweep = [  # rows of W, step along K, ring, warps, programs a multiprocessor
+        (64, 64, 200 << 10, 4, 1),
+        (64, 64, 200 << 10, 4, 2),
+        (64, 128, 105 << 10, 4, 1),
+        (64, 128, 160 << 10, 4, 1),
+        (64, 128, 200 << 10, 4, 1),
+        (128, 64, 200 << 10, 4, 1),
+        (128, 128, 200 << 10, 8, 1),
+    ]
+    for op, m in itertools.product(shape.weights(), (16, 32, 64, 128)):
+        weights, x, kind, reference, expected = product_inputs(shape, op, m)
+        default = bulk.config_for(m)
+        configs = [default]
+        if not quick:
+            configs += [config for values in sweep if (config := bulk.BulkConfig(*values)) != default]
+        variants: dict[str, Callable[[int], Tensor]] = {}
+        for config in configs:
+            if bool(kind) and config.block_n * max(m, 16) > 128 * 128:
+                continue  # too many registers
+
+            def run(i: int, x=x, weights=weights, kind=kind, config=config) -> Tensor:
+                return bulk.bulk(x, weights[i], None, arrivals(), kind=kind, config=config)
+
+            label = f"n={config.block_n} k={config.block_k} r={config.ring_bytes >> 10} w={config.num_warps} p={config.programs_per_sm}"
+            variants[("default " if config is default else "") + label] = run
+        yield Case(f"{name} bulk {op} M={m}", variants, expected, reference, bytes=weights[0].nbytes, rotations=len(weights))
+
+
 def moe_cases(name: str, shape: Shape, *, quick: bool) -> Iterator[Case]:
     """Qwen3-30B-A3B's experts beside the small model, Mixtral-8x7B's beside the large one."""
     hidden, width, experts, top_k = (4096, 14336, 8, 2) if name == "8b" else (2048, 768, 128, 8)
@@ -393,6 +414,7 @@ SECTIONS: dict[str, Callable[..., Iterator[Case]]] = {
     "prefill": prefill_cases,
     "matvec": matvec_cases,
     "skinny": skinny_cases,
+    "bulk": bulk_cases,
     "moe": moe_cases,
     "mla": mla_cases,
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trivium.arch.quantization import quantization_method
+from trivium.arch.quantization_config import read_quantization
 from trivium.arch.reader import ConfigReader
 from trivium.arch.reading import Reading
 from trivium.arch.rope import RopeSource, RopeSpec
@@ -111,4 +111,4 @@ def read_gemma3_multimodal(reading: Reading) -> ModelSpec:
     config = ConfigReader({**GEMMA3_DEFAULTS, **outer.section("text_config").values()}, where=f"{outer.where}: text_config")
     spec = read_gemma3(Reading(config, reading.architecture, reading.requested_len))
     dtype = spec.torch_dtype or outer.text("dtype", default=outer.text("torch_dtype", default="")) or None
-    return replace(spec, weight_layout="gemma3_multimodal", torch_dtype=dtype, quantization=quantization_method(outer))
+    return replace(spec, weight_layout="gemma3_multimodal", torch_dtype=dtype, quantization=read_quantization(outer))

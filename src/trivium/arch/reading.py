@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trivium.arch.quantization import quantization_method
+from trivium.arch.quantization_config import read_quantization
 from trivium.arch.reader import ConfigReader
 from trivium.arch.rope import RopeSource
 from trivium.arch.spec import ActivationName, AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, MoeSpec, RoutingSpec
@@ -90,7 +90,7 @@ class Reading:
             max_position_embeddings=declared_len,
             max_model_len=self.max_model_len(declared_len),
             torch_dtype=config.text("dtype", default=config.text("torch_dtype", default="")) or None,
-            quantization=quantization_method(config),
+            quantization=read_quantization(config),
             **flags,
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trivium.arch.quantization import QuantizationSpec
 from trivium.arch.rope import RopeSpec
 
 ActivationName = Literal["silu", "gelu_tanh", "gelu"]
@@ -140,8 +141,8 @@ class ModelSpec:
     """Longest sequence this spec is for; rope tables have this many positions."""
     torch_dtype: str | None = None
     """The checkpoint's dtype as the config names it."""
-    quantization: str | None = None
-    """Format of quantized weights: `arch.quantization.W8A8_INT8`, or the `quant_method` of one that can't be loaded."""
+    quantization: QuantizationSpec | None = None
+    """How the checkpoint's weights are quantized; None: they are plain."""
 
     num_extra_layers: int = 0
     """Layers for multi-token prediction that the checkpoint may hold after the others; not loaded."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trivium.config import EngineConfig
 from trivium.engine.executor import BroadcastExecutor, Executor, InlineExecutor, ThreadExecutor
+from trivium.engine.grammar_compiler import GrammarCompiler
 from trivium.engine.rank import RankRunner, build_rank
 from trivium.engine.ranks import RankProcesses, join_ranks
 from trivium.protocol.messages import EngineReady, Progress
@@ -21,6 +22,9 @@ class Engine:
     scheduler: Scheduler
     executor: Executor
     ready: EngineReady
+    grammars: GrammarCompiler | None = None
+    tell_grammar: Callable[[str], None] | None = None
+    """Has the other ranks compile a grammar, too."""
 
 
 def build_engine(config: EngineConfig, report: Report) -> Engine:
@@ -36,7 +40,7 @@ def build_engine(config: EngineConfig, report: Report) -> Engine:
         executor = BroadcastExecutor(executor, others)
     ready = _ready(rank)
     ready.load_s = time.monotonic() - begin
-    return Engine(Scheduler(_limits(config, rank)), executor, ready)
+    return Engine(Scheduler(_limits(config, rank)), executor, ready, rank.grammars, others.prepare if others is not None else None)
 
 
 def _limits(config: EngineConfig, rank: RankRunner) -> SchedulerLimits:
@@ -51,6 +55,7 @@ def _limits(config: EngineConfig, rank: RankRunner) -> SchedulerLimits:
         policy=config.scheduler.scheduling_policy,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
+        prompt_spread=config.scheduler.prompt_spread,
     )
 
 

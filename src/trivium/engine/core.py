@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from trivium.engine.executor import Executor, StepHandle
+from trivium.engine.grammar_compiler import Compiled
+from trivium.engine.grammar_gate import GrammarGate
 from trivium.errors import InternalError, TriviumError
 from trivium.protocol.messages import (
     Abort,
@@ -30,6 +32,7 @@ from trivium.protocol.messages import (
     refusal,
 )
 from trivium.scheduling.scheduler import Scheduler
+from trivium.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,8 @@ class EngineCore:
         self.mailbox = mailbox
         self.pipeline_depth = pipeline_depth
         self.greeting = greeting
+        self.grammars: GrammarGate | None = None
+        """Where requests wait for their grammar."""
         self.is_running = True
         self._in_flight: deque[StepHandle] = deque()
         self._owners: dict[str, bytes] = {}
@@ -87,6 +92,9 @@ class EngineCore:
                 self._settle()
             for client, message in self.mailbox.receive(block=not busy):
                 self._handlers[type(message)](client, message)
+            if self.grammars is not None and self.grammars.waiting:
+                for client, message, grammar in self.grammars.take_ready():
+                    self._add(client, message, grammar)
             if self.is_busy:
                 self.step()
 
@@ -108,6 +116,7 @@ class EngineCore:
 
     def _stats(self) -> EngineStats:
         stats = self.scheduler.stats()
+        stats.num_waiting += 0 if self.grammars is None else len(self.grammars.waiting)
         self._stats_sent_at = time.monotonic()
         return stats
 
@@ -126,6 +135,8 @@ class EngineCore:
         for output in outputs:
             if output.finish_reason is not None:
                 del self._owners[output.request_id]
+                if self.grammars is not None:
+                    self.grammars.forget(output.request_id)
 
     def _on_hello(self, client: bytes, message: ToEngine) -> None:
         self.add_client(client)
@@ -133,20 +144,30 @@ class EngineCore:
 
     def _on_add(self, client: bytes, message: ToEngine) -> None:
         assert isinstance(message, AddRequest)
+        self._add(client, message)
+
+    def _add(self, client: bytes, message: AddRequest, grammar: Compiled | None = None) -> None:
+        """`grammar`: the request's, once it has waited for it."""
         try:
+            if grammar is not None:
+                grammar.result()
+            elif self.grammars is not None and self.grammars.hold(client, message):
+                return
             self.scheduler.add(message)
         except Exception as error:  # whatever a request makes go wrong ends that request alone
             if not isinstance(error, TriviumError):
                 logger.exception("request %s could not be added", message.request_id)
                 error = InternalError(f"The request could not be added: {type(error).__name__}.")
             self.mailbox.send(client, refusal(message.request_id, error))
+            if self.grammars is not None:
+                self.grammars.forget(message.request_id)
             return
         self._owners[message.request_id] = client
 
     def _on_abort(self, client: bytes, message: ToEngine) -> None:
         assert isinstance(message, Abort)
         self._was_busy = True
-        self._reply(self.scheduler.abort(message.request_ids))
+        self._abort(message.request_ids)
 
     def _on_probe(self, client: bytes, message: ToEngine) -> None:
         assert isinstance(message, Probe)
@@ -156,5 +177,10 @@ class EngineCore:
         self.scheduler.reset_prefix_cache()
 
     def _on_shutdown(self, client: bytes, message: ToEngine) -> None:
-        self._reply(self.scheduler.abort(list(self._owners)))
+        self._abort([*self._owners, *(self.grammars.waiting if self.grammars is not None else ())])
         self.is_running = False
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for client, message, _ in self.grammars.drop(request_ids) if self.grammars is not None else ():
+            self.mailbox.send(client, StepOutputs([TokenOutput(request_id=message.request_id, finish_reason=FinishReason.ABORT)]))
+        self._reply(self.scheduler.abort(request_ids))

@@ -23,7 +23,12 @@ def detect_device(config: EngineConfig, rank: int = 0) -> tuple[torch.device, De
         free, total = torch.cuda.mem_get_info(device)
         name = torch.cuda.get_device_name(device)
         info = DeviceInfo(
-            type="cuda", name=name, total_memory=total, free_memory=free, has_bf16=torch.cuda.is_bf16_supported(including_emulation=False)
+            type="cuda",
+            name=name,
+            total_memory=total,
+            free_memory=free,
+            has_bf16=torch.cuda.is_bf16_supported(including_emulation=False),
+            has_fp8=torch.cuda.get_device_capability(device) >= (8, 9),
         )
         return device, info
     free = available_host_memory()

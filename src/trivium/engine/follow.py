@@ -32,7 +32,7 @@ def main() -> None:
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.connect(address)
     try:
-        runner = build_rank(config, join_ranks(config, int(rank), Path(store)), lambda _: None).runner
+        built = build_rank(config, join_ranks(config, int(rank), Path(store)), lambda _: None)
     except TriviumError as error:
         # What is wrong with the settings or the model is wrong on every rank; rank 0 tells the client.
         logger.error("rank %s: %s", rank, error.message)
@@ -40,9 +40,15 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     socket.send(READY)
-    decoder = msgspec.msgpack.Decoder(StepPlan)
+    if built.grammars is not None:
+        built.grammars.warm()
+    decoder = msgspec.msgpack.Decoder(StepPlan | str)  # a plan, or a grammar to compile
     while True:
-        runner.launch(decoder.decode(socket.recv()))
+        message = decoder.decode(socket.recv())
+        if not isinstance(message, str):
+            built.runner.launch(message)
+        elif built.grammars is not None:
+            built.grammars.prepare(message)
 
 
 if __name__ == "__main__":

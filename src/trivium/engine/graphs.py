@@ -1,8 +1,9 @@
 """CUDA graphs of decode steps, for each batch-size bucket, all in one memory pool, captured at start.
 
-One graph holds the step from its inputs to the logits. Short graphs follow it, one of which is replayed after it: the draw of tokens without
-and with filters, and for rows that need more of the sampler a copy of the logits. The host copies three numbers per row to the device and one
-back, so a step costs it the same whatever the model. Rows that fill up a bucket have index -1 and length 0: they touch no cache.
+One graph holds the step from its inputs to its tokens, drawn without filters. Where rows need more, that draw is made for the padding row, and a
+short graph is replayed after the step: the draw with filters, or for rows that need more of the sampler a copy of the logits. The host copies
+four numbers per row to the device and one back, so a step costs it the same whatever the model. Rows that fill up a bucket have index -1 and
+length 0: they touch no cache.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ def graph_buckets(max_num_seqs: int) -> list[int]:
 @dataclass(slots=True)
 class _Captured:
     step: torch.cuda.CUDAGraph
-    draw: torch.cuda.CUDAGraph
     draw_filtered: torch.cuda.CUDAGraph
     widen: torch.cuda.CUDAGraph
 
@@ -73,7 +73,9 @@ class DecodeGraphs:
         *,
         buckets: list[int],
         max_model_len: int,
+        pool: Any,
     ) -> None:
+        """`pool`: a pool handle of `torch.cuda`, shared with other graphs of the same stream."""
         self.buckets = buckets
         self._model = model
         self._caches = caches
@@ -82,14 +84,13 @@ class DecodeGraphs:
         self._sampler = sampler
         self._max_model_len = max_model_len
         largest = buckets[-1]
-        self._inputs = torch.zeros(3 * largest, dtype=torch.int64, device=rows.device)
-        """For a bucket of B: B rows or -1, the same rows or the padding row, B positions."""
+        self._inputs = torch.zeros(4 * largest, dtype=torch.int64, device=rows.device)
+        """For a bucket of B: B rows or -1, B positions, and B rows or the padding row for the step's own draw and for the one after it."""
         self._outcome = torch.zeros(largest, dtype=torch.int64, device=rows.device)
         self._logits = torch.empty((largest, sampler.vocab_size), dtype=torch.float32, device=rows.device)
-        self._pinned = PinnedPool(3 * largest)
+        self._pinned = PinnedPool(4 * largest)
         self._captured: dict[int, _Captured] = {}
-        self._pool: Any = None
-        """A pool handle of `torch.cuda.CUDAGraph`."""
+        self._pool = pool
 
     def capture_all(self, on_captured: Callable[[int, int], None]) -> None:
         """Largest first, so that the smaller ones fit in its pool. `on_captured(done, total)` after each."""
@@ -100,9 +101,9 @@ class DecodeGraphs:
     def run(self, plan: StepPlan, *, is_filtered: bool) -> GraphStep:
         """One decode step, tokens drawn by `Sampler.sample_simple` and left in `last_tokens` for the next."""
         step = GraphStep(plan, self._pinned.take(), self._pinned)
-        count, bucket = self._replay_step(plan, step.buffer)
-        captured = self._captured[bucket]
-        (captured.draw_filtered if is_filtered else captured.draw).replay()
+        count, bucket = self._replay_step(plan, step.buffer, draws=not is_filtered)
+        if is_filtered:
+            self._captured[bucket].draw_filtered.replay()
         # Ordered after the copy that reads the buffer's inputs, whose place the outcome takes.
         step.buffer.tensor[:count].copy_(self._outcome[:count], non_blocking=True)
         step.event.record()
@@ -111,46 +112,43 @@ class DecodeGraphs:
     def run_to_logits(self, plan: StepPlan) -> tuple[Tensor, PinnedBuffer]:
         """One decode step up to its logits [rows, vocab] float32. The buffer is to be given back when the step is over."""
         buffer = self._pinned.take()
-        count, bucket = self._replay_step(plan, buffer)
+        count, bucket = self._replay_step(plan, buffer, draws=False)
         self._captured[bucket].widen.replay()
         return self._logits[:count], buffer
 
     def give_back(self, buffer: PinnedBuffer) -> None:
         self._pinned.give_back(buffer)
 
-    def _replay_step(self, plan: StepPlan, buffer: PinnedBuffer) -> tuple[int, int]:
+    def _replay_step(self, plan: StepPlan, buffer: PinnedBuffer, *, draws: bool) -> tuple[int, int]:
         count = len(plan.rows)
         bucket = self.buckets[bisect_left(self.buckets, count)]
-        inputs = buffer.array[: 3 * bucket].reshape(3, bucket)
-        inputs[0, :count] = inputs[1, :count] = plan.rows
-        inputs[2, :count] = plan.num_computed
+        inputs = buffer.array[: 4 * bucket].reshape(4, bucket)
+        inputs[0, :count] = plan.rows
+        inputs[1, :count] = plan.num_computed
+        inputs[2:] = self._rows.padding_row
+        inputs[2 if draws else 3, :count] = plan.rows
         if count < bucket:
-            inputs[:, count:] = ((-1,), (self._rows.padding_row,), (0,))
-        self._inputs[: 3 * bucket].copy_(buffer.tensor[: 3 * bucket], non_blocking=True)
+            inputs[:2, count:] = ((-1,), (0,))
+        self._inputs[: 4 * bucket].copy_(buffer.tensor[: 4 * bucket], non_blocking=True)
         self._captured[bucket].step.replay()
         return count, bucket
 
     @torch.inference_mode()
     def _capture(self, bucket: int) -> None:
         self._clear_inputs(bucket)
-        # Compiles kernels and sizes workspaces outside the captures.
-        logits = self._step(bucket)
-        for is_filtered in (False, True):
-            self._draw(logits, is_filtered=is_filtered)
-        del logits
+        # Loads kernels and sizes workspaces outside the captures.
+        self._draw(self._drawn_step(bucket), is_filtered=True)
         torch.cuda.synchronize()
-        step, logits = self._record(lambda: self._step(bucket))
-        # All of these read the logits where the step's graph writes them; once they exist, later captures may use that memory, too.
-        draw, _ = self._record(lambda: self._draw(logits, is_filtered=False))
+        step, logits = self._record(lambda: self._drawn_step(bucket))
+        # These read the logits where the step's graph writes them; once they exist, later captures may use that memory, too.
         draw_filtered, _ = self._record(lambda: self._draw(logits, is_filtered=True))
         widen, _ = self._record(lambda: self._logits[:bucket].copy_(logits))
-        self._captured[bucket] = _Captured(step, draw, draw_filtered, widen)
+        self._captured[bucket] = _Captured(step, draw_filtered, widen)
 
     def _record(self, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             result = run()
-        self._pool = graph.pool()
         return graph, result
 
     @torch.inference_mode()
@@ -162,13 +160,20 @@ class DecodeGraphs:
             self._draw(logits, is_filtered=is_filtered)
 
     def _clear_inputs(self, bucket: int) -> None:
-        self._inputs[: 3 * bucket].view(3, bucket).copy_(torch.tensor([[-1], [self._rows.padding_row], [0]]))
+        padding_row = self._rows.padding_row
+        self._inputs[: 4 * bucket].view(4, bucket).copy_(torch.tensor([[-1], [0], [padding_row], [padding_row]]))
+
+    def _drawn_step(self, bucket: int) -> Tensor:
+        """A step and its draw; the logits stay for a draw after it."""
+        logits = self._step(bucket)
+        self._draw(logits, is_filtered=False)
+        return logits
 
     def _step(self, bucket: int, *, is_dry: bool = False) -> Tensor:
         """Logits [bucket, vocab] in whatever dtype the model makes them."""
         from trivium.ops.triton.inputs import prepare_decode_inputs
 
-        rows, _, positions = self._inputs[: 3 * bucket].view(3, bucket)
+        rows, positions, _, _ = self._inputs[: 4 * bucket].view(4, bucket)
         block_size = self._rows.block_size
         inputs = prepare_decode_inputs(rows, positions, self._rows.last_tokens, self._rows.blocks_device, block_size)
         if is_dry:  # the kernel did not run: what it leaves is read as indices
@@ -194,6 +199,6 @@ class DecodeGraphs:
         from trivium.ops.triton.remember import remember_tokens
 
         bucket = logits.shape[0]
-        rows = self._inputs[bucket : 2 * bucket]
+        rows = self._inputs[: 4 * bucket].view(4, bucket)[3 if is_filtered else 2]
         sampled = self._sampler.sample_simple(logits, rows, is_filtered=is_filtered)
         remember_tokens(rows, sampled.token_ids, sampled.outcome, self._rows.last_tokens, self._outcome[:bucket])

@@ -17,6 +17,7 @@ import msgspec
 from trivium import log
 from trivium.config import EngineConfig
 from trivium.engine.core import EngineCore
+from trivium.engine.grammar_gate import GrammarGate
 from trivium.engine.mailbox import ZmqMailbox
 from trivium.errors import InternalError, TriviumError
 from trivium.protocol.messages import EngineFailed, Hello, Progress
@@ -73,4 +74,8 @@ def _build(config: EngineConfig, mailbox: ZmqMailbox, report: Callable[[Progress
 
     engine = build_engine(config, report)
     engine.ready.load_s = time.monotonic() - begin
-    return EngineCore(engine.scheduler, engine.executor, mailbox, pipeline_depth=config.scheduler.pipeline_depth, greeting=engine.ready)
+    core = EngineCore(engine.scheduler, engine.executor, mailbox, pipeline_depth=config.scheduler.pipeline_depth, greeting=engine.ready)
+    if engine.grammars is not None:
+        core.grammars = GrammarGate(engine.grammars, mailbox.wake, engine.tell_grammar)
+        engine.grammars.warm()
+    return core

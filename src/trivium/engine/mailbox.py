@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 
 import msgspec
 import zmq
@@ -24,16 +26,29 @@ class ZmqMailbox:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.bind(address)
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
+
+    def wake(self) -> None:
+        """From any thread: a `receive` that blocks, or the next one that would, returns, perhaps with nothing."""
+        with contextlib.suppress(BlockingIOError):  # full of wakes that were not read yet: one is enough
+            self._waker.send(b"\0")
 
     def receive(self, *, block: bool) -> list[tuple[bytes, ToEngine]]:
         messages: list[tuple[bytes, ToEngine]] = []
-        flags = 0 if block else zmq.NOBLOCK
+        if block:
+            self._poller.poll()
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(4096)
         while True:
             try:
-                client, data = self._socket.recv_multipart(flags)
+                client, data = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
-            flags = zmq.NOBLOCK
             try:
                 messages.append((client, decode_to_engine(data)))
             except msgspec.ValidationError as error:
@@ -53,4 +68,6 @@ class ZmqMailbox:
 
     def close(self) -> None:
         self._socket.close()
+        self._woken.close()
+        self._waker.close()
         self._context.term()

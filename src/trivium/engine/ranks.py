@@ -23,6 +23,7 @@ from torch import distributed as dist
 from trivium.config import EngineConfig
 from trivium.errors import EngineDead
 from trivium.ops.collective import ParallelContext
+from trivium.ops.peers import connect_peers
 from trivium.scheduling.step import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,10 @@ def join_ranks(config: EngineConfig, rank: int, store_path: Path | None) -> Para
         torch.cuda.set_device(rank)
     store = dist.FileStore(str(store_path), size)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("nccl" if is_gpu else "gloo", store=store, rank=rank, world_size=size)
-    return ParallelContext(rank, size, dist.group.WORLD)
+    group = dist.group.WORLD
+    assert group is not None
+    peers = connect_peers(group, torch.device("cuda", rank)) if is_gpu else None
+    return ParallelContext(rank, size, group, peers)
 
 
 class RankProcesses:
@@ -90,6 +94,11 @@ class RankProcesses:
         data = msgspec.msgpack.encode(plan)
         for socket in self._sockets:
             socket.send(data)
+
+    def prepare(self, grammar: str) -> None:
+        """Have them compile a grammar that a plan is going to need."""
+        for socket in self._sockets:
+            socket.send(msgspec.msgpack.encode(grammar))
 
     def close(self) -> None:
         self._is_closing = True

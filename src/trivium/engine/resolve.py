@@ -24,6 +24,7 @@ class DeviceInfo:
     total_memory: int
     free_memory: int
     has_bf16: bool
+    has_fp8: bool = False
     num_cores: int = 1
 
 
@@ -33,6 +34,8 @@ class ResolvedConfig:
 
     device: str
     dtype: str
+    cache_dtype: str
+    """Of cached keys and values."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -47,9 +50,9 @@ class ResolvedConfig:
 
 def resolve(config: EngineConfig, spec: ModelSpec, device: DeviceInfo, *, is_gguf: bool) -> ResolvedConfig:
     """Raises `ConfigError` for settings that can't go together with this model on this device."""
-    if config.cache.kv_cache_dtype != "auto":
+    if config.cache.kv_cache_dtype == "fp8" and not device.has_fp8:
         raise ConfigError(
-            f"kv_cache_dtype {config.cache.kv_cache_dtype} is not supported yet; the cache has the model's dtype.", param="kv_cache_dtype"
+            f"kv_cache_dtype fp8 needs a GPU that computes with it (compute capability 8.9 or later), not {device.name}.", param="kv_cache_dtype"
         )
     notes: list[str] = []
     max_model_len = config.model.max_model_len or spec.max_model_len
@@ -84,6 +87,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: DeviceInfo, *, is_ggu
     return ResolvedConfig(
         device=device.type,
         dtype=dtype,
+        cache_dtype="float8_e4m3fn" if config.cache.kv_cache_dtype == "fp8" else dtype,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

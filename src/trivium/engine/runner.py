@@ -13,9 +13,11 @@ from torch import Tensor
 
 from trivium.engine.executor import StepHandle
 from trivium.engine.graphs import DecodeGraphs
+from trivium.engine.mixed import MixedGraphs
 from trivium.engine.rows import RowTable, StepColumns
 from trivium.engine.sampler import SampleOutput, SamplePlan, Sampler
 from trivium.engine.staging import Staging
+from trivium.errors import TriviumError
 from trivium.models import Model
 from trivium.ops.attention.base import AttentionBackend, KVCache
 from trivium.ops.batch import ForwardBatch
@@ -79,7 +81,6 @@ class Runner:
         sampler: Sampler,
         rows: RowTable,
         device: torch.device,
-        graphs: DecodeGraphs | None = None,
     ) -> None:
         self.model = model
         self.caches = caches
@@ -87,7 +88,9 @@ class Runner:
         self.sampler = sampler
         self.rows = rows
         self.device = device
-        self.graphs = graphs
+        self.graphs: DecodeGraphs | None = None
+        """Of steps in which every row decodes; set once captured, like those of other steps."""
+        self.mixed_graphs: MixedGraphs | None = None
         self.staging = Staging(device)
         self._prompts: dict[int, NewRow] = {}
         """Rows whose prompt logprobs are wanted."""
@@ -99,13 +102,13 @@ class Runner:
         if self.graphs is not None and not any(plan.num_fed) and len(plan.rows) <= self.graphs.buckets[-1]:
             return self._launch_decode(plan, self.graphs)
         columns = self.rows.columns(plan)
-        batch = self._build_batch(plan, columns)
-        hidden = self.model.forward(batch, self.caches)
         pending = PendingStep(plan=plan, sampler=self.sampler, sampled_rows=[plan.rows[index] for index in columns.sampled], output=None)
         pending.refused = refused
+        hidden = self._forward(pending, columns)
         self._prompt_logprobs(pending, columns, hidden)
         if pending.sampled_rows:
-            logits = self.model.compute_logits(hidden.index_select(0, batch.logits_indices))
+            last = self.staging.ship(columns.query_starts[columns.sampled + 1] - 1)
+            logits = self.model.compute_logits(hidden.index_select(0, last))
             pending.output = self._sample(logits, self.sampler.plan(pending.sampled_rows))
         return self._record(pending)
 
@@ -118,6 +121,15 @@ class Runner:
         pending = PendingStep(plan=plan, sampler=self.sampler, sampled_rows=plan.rows, output=self._sample(logits, wanted))
         pending.on_result = lambda: graphs.give_back(buffer)
         return self._record(pending)
+
+    def _forward(self, pending: PendingStep, columns: StepColumns) -> Tensor:
+        """Hidden states of the step's tokens, and perhaps of padding behind them: replayed if there is a graph that fits, else launched."""
+        graphs = self.mixed_graphs
+        if graphs is None or (shape := graphs.shape_for(columns)) is None:
+            return self.model.forward(self._build_batch(pending.plan, columns), self.caches)
+        hidden, buffer = graphs.run(shape, pending.plan, columns)
+        pending.on_result = lambda: graphs.give_back(buffer)
+        return hidden
 
     def _record(self, pending: PendingStep) -> PendingStep:
         if self.device.type == "cuda":
@@ -132,7 +144,8 @@ class Runner:
             self.sampler.add_row(new_row)
         except Exception as error:
             logger.exception("request %s has parameters that can't be taken over", new_row.request_id)
-            reason = f"The request's sampling parameters could not be used: {type(error).__name__}."
+            what = error.message if isinstance(error, TriviumError) else f"{type(error).__name__}."
+            reason = f"The request's sampling parameters could not be used: {what}"
             params = SamplingParams(temperature=0.0)
             new_row = msgspec.structs.replace(new_row, params=params, stop_token_ids=[], bad_words_token_ids=[])
             self.sampler.add_row(new_row)

@@ -1,6 +1,6 @@
 """`Sampler`: the logits of a step to one token a row, without a word between device and host until the results are read.
 
-Order, as in vLLM: logprobs are of the raw logits; then allowed tokens, bad words, min_tokens, logit bias, penalties, greedy or temperature,
+Order, as in vLLM: logprobs are of the raw logits; then allowed tokens, bad words, min_tokens, logit bias, grammar, penalties, greedy or temperature,
 min_p, top_k, top_p, typical_p, draw. `plan` decides on the host what the scheduled rows need; a stage that no row needs costs nothing.
 """
 
@@ -14,19 +14,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trivium.engine.grammar import GrammarTable
+from trivium.engine.grammar_compiler import GrammarCompiler
 from trivium.engine.sampling_edits import EditTable
-from trivium.engine.sampling_state import BAD_WORDS, EDIT, FILTER, LOGPROBS, PENALTY, TYPICAL, ParamTable, PenaltyTable, has_penalties
+from trivium.engine.sampling_state import BAD_WORDS, EDIT, FILTER, GRAMMAR, LOGPROBS, PENALTY, TYPICAL, ParamTable, PenaltyTable, has_penalties
 from trivium.engine.staging import Staging
 from trivium.ops.sampling.argmax import row_maxima
 from trivium.ops.sampling.draw import NOT_FINITE, draw_rows
 from trivium.ops.sampling.logprobs import LogprobTensors, gather_logprobs
+from trivium.ops.sampling.table import SamplingTable
 from trivium.protocol.messages import TokenLogprobs
 from trivium.scheduling.step import NewRow
 
 NOTHING_LEFT = -2
 FAILURES = {
     NOT_FINITE: "The model's logits hold NaN or infinity.",
-    NOTHING_LEFT: "No token can be sampled: allowed_token_ids, bad_words, min_tokens and penalties together leave none.",
+    NOTHING_LEFT: "No token can be sampled: allowed_token_ids, bad_words, min_tokens, penalties and the grammar together leave none.",
 }
 """Negative codes in `SampleOutput.outcome`."""
 MAX_SHIPPED = 16
@@ -43,13 +46,14 @@ class SamplePlan:
     edits: list[int] = field(default_factory=list)
     below_min_tokens: list[int] = field(default_factory=list)
     bad_words: list[int] = field(default_factory=list)
+    grammar: list[int] = field(default_factory=list)
     logprobs: list[int] = field(default_factory=list)
     num_logprobs: list[int] = field(default_factory=list)
     """For each entry of `logprobs`: how many candidates, already resolved (-1 became the vocabulary)."""
 
     @property
     def changes_logits(self) -> bool:
-        return bool(self.edits or self.below_min_tokens)
+        return bool(self.edits or self.below_min_tokens or self.grammar)
 
     @property
     def is_simple(self) -> bool:
@@ -67,13 +71,15 @@ class SampleOutput:
     lines: list[int] = field(default_factory=list)
     """The line of each position in `logprobs`."""
     num_logprobs: list[int] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+    """By line: why it has no token, where the host knows better than `outcome`."""
 
     def to_host(self, fetch: Callable[[Tensor], Tensor]) -> SampleOutput:
         """The same on the host; readable once an event recorded after this call has passed."""
         outcome, found = fetch(self.outcome), self.logprobs
         if found is not None:
             found = LogprobTensors(fetch(found.ids), fetch(found.logprobs), fetch(found.ranks))
-        return SampleOutput(outcome, outcome, found, self.lines, self.num_logprobs)
+        return SampleOutput(outcome, outcome, found, self.lines, self.num_logprobs, self.reasons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,17 @@ class SampledLines:
 class Sampler:
     """Parameters and random streams of all rows. Calls come from one thread, in step order; `finish` may come later."""
 
-    def __init__(self, vocab_size: int, max_num_seqs: int, device: torch.device | str, default_seed: int = 0) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        max_num_seqs: int,
+        device: torch.device | str,
+        default_seed: int = 0,
+        grammars: GrammarCompiler | None = None,
+        *,
+        is_leader: bool = True,
+    ) -> None:
+        """`is_leader`: this is rank 0, whose failed lines end requests."""
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.padding_row = max_num_seqs
@@ -99,10 +115,17 @@ class Sampler:
         self._table = ParamTable(vocab_size, max_num_seqs, self.device, self._staging, default_seed)
         self._edits = EditTable(vocab_size, max_num_seqs, self.device, self._staging)
         self._penalties = PenaltyTable(vocab_size, self.device, self._staging)
+        self._grammars = GrammarTable(grammars, vocab_size, self._staging, ends_slow_rows=is_leader)
         self._shipped: dict[tuple[int, ...], Tensor] = {}
+
+    @property
+    def table(self) -> SamplingTable:
+        """The rows' parameters where kernels read them."""
+        return self._table.device_rows
 
     def add_row(self, new_row: NewRow) -> None:
         """Take the row over, new or resumed after a preemption; what it held is gone."""
+        self._grammars.add_row(new_row)
         self._edits.add_row(new_row)
         if has_penalties(new_row.params):
             self._table.add_row(new_row, self._penalties.add_row(new_row))
@@ -131,6 +154,7 @@ class Sampler:
             edits=_lines(flags, EDIT) if union & EDIT else [],
             below_min_tokens=np.flatnonzero(is_short).tolist(),
             bad_words=_lines(flags, BAD_WORDS) if union & BAD_WORDS else [],
+            grammar=_lines(flags, GRAMMAR) if union & GRAMMAR else [],
             logprobs=logprob_lines,
             num_logprobs=[int(table.num_logprobs[rows[line]]) for line in logprob_lines],
         )
@@ -151,6 +175,9 @@ class Sampler:
         if plan.changes_logits:
             raw_maxima = row_maxima(logits)
             self._edits.apply(logits, plan.rows, plan.edits, plan.below_min_tokens)
+        reasons: dict[int, str] = {}
+        if plan.grammar:
+            reasons = self._grammars.apply(logits, plan.rows, plan.grammar, self._ship(plan.grammar))
         token_ids, outcome = self._draw(logits, rows_device, is_filtered=plan.is_filtered, is_typical=plan.is_typical)
         if raw_maxima is not None:
             outcome = torch.where(raw_maxima.abs() < torch.inf, outcome.where(outcome >= 0, NOTHING_LEFT), NOT_FINITE)
@@ -158,11 +185,14 @@ class Sampler:
         if plan.bad_words:
             lines = self._ship(plan.bad_words)
             self._edits.record(rows_device.index_select(0, lines), token_ids.index_select(0, lines))
+        if plan.grammar:
+            chosen = token_ids.index_select(0, self._ship(plan.grammar))
+            self._grammars.record([plan.rows[line] for line in plan.grammar], chosen)
         if raw is None:
-            return SampleOutput(token_ids, outcome)
+            return SampleOutput(token_ids, outcome, reasons=reasons)
         chosen = token_ids.index_select(0, self._ship(plan.logprobs))
         found = gather_logprobs(raw, chosen, max(plan.num_logprobs))
-        return SampleOutput(token_ids, outcome, found, plan.logprobs, plan.num_logprobs)
+        return SampleOutput(token_ids, outcome, found, plan.logprobs, plan.num_logprobs, reasons)
 
     def prompt_logprobs(self, logits: Tensor, targets: Tensor, top_k: int) -> SampleOutput:
         """Logprobs of given tokens: logits [P, V] float32, targets [P] int64, top_k candidates beside each (-1: all).
@@ -174,7 +204,7 @@ class Sampler:
     def finish(self, output: SampleOutput) -> SampledLines:
         """Plain values of an output whose host copies have arrived."""
         outcome: list[int] = output.outcome.tolist()
-        failed = {line: FAILURES[value] for line, value in enumerate(outcome) if value < 0}
+        failed = {line: output.reasons.get(line, FAILURES[value]) for line, value in enumerate(outcome) if value < 0}
         return SampledLines([max(value, 0) for value in outcome], _token_logprobs(output, len(outcome)), failed)
 
     def _ship(self, values: list[int]) -> Tensor:

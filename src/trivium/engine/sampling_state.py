@@ -32,6 +32,7 @@ EDIT = 8
 """Allowed tokens, bad words or logit bias: logits change at listed ids."""
 BAD_WORDS = 16
 LOGPROBS = 32
+GRAMMAR = 64
 
 
 def stream_seed(params: SamplingParams, request_id: str, default_seed: int) -> int:
@@ -72,6 +73,8 @@ def feature_flags(values: tuple[float, ...], new_row: NewRow) -> int:
         flags |= BAD_WORDS
     if params.logprobs is not None:
         flags |= LOGPROBS
+    if new_row.grammar:
+        flags |= GRAMMAR
     return flags
 
 

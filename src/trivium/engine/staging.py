@@ -50,7 +50,7 @@ class PinnedPool:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._free: list[PinnedBuffer] = []
+        self._free = [PinnedBuffer(size), PinnedBuffer(size)]  # of two steps in flight: the first ones don't wait for an allocation
 
     def take(self) -> PinnedBuffer:
         return self._free.pop() if self._free else PinnedBuffer(self._size)

@@ -14,6 +14,7 @@ from trivium.layers.linear import Linear, row_parallel, split_evenly, stacked
 from trivium.layers.norm import RMSNorm
 from trivium.ops.attention.base import AttentionArgs, KVCache
 from trivium.ops.batch import ForwardBatch
+from trivium.ops.collective import PartialSum
 from trivium.ops.qkv import prepare_qkv
 
 
@@ -58,7 +59,7 @@ class Attention(Layer):
             softcap=spec.softcap,
         )
 
-    def __call__(self, x: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
+    def __call__(self, x: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor | PartialSum:
         """x [T, hidden] → [T, hidden]."""
         qkv, args = self.qkv(x), self.args
         is_fresh = self.backend.wants_fresh(batch, args, qkv.dtype)
@@ -82,7 +83,7 @@ class Attention(Layer):
             out = self.backend.forward_fresh(query, key, value, cache, batch, args)  # [T, heads, head_dim]
         else:
             out = self.backend.forward(query, cache, batch, args)
-        return self.parallel.all_reduce(self.output(out.flatten(1)))
+        return self.parallel.sum_later(self.output(out.flatten(1)))
 
 
 def kv_head_range(num_kv_heads: int, rank: int, size: int) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,12 +24,17 @@ class Slot:
     """One checkpoint tensor and where its parts go. On a rank that needs none of it, `copies` is empty."""
 
     name: str
-    shape: tuple[int, ...]
-    """As it must be in the checkpoint."""
+    shape: tuple[int, ...] | None
+    """As it must be in the checkpoint; None: only its reader can tell."""
     copies: tuple[tuple[Index, Tensor], ...]
     """(part of the checkpoint tensor, view of a parameter it is copied to)"""
+    keep: Callable[[Tensor], None] | None = None
+    """Takes the tensor as it is, instead of copies of its parts; what it is given is valid until the layer is finished."""
+    required: bool = True
 
     def load(self, tensor: Tensor) -> None:
+        if self.keep is not None:
+            self.keep(tensor)
         for index, target in self.copies:
             target.copy_(tensor[index])
 
@@ -94,8 +99,8 @@ class BuildContext:
     attention: AttentionBackend
     rope_table: Callable[[RopeSpec], RopeTable]
     """Layers with equal specs get the same table."""
-    linear_method: Callable[[str], LinearMethod]
-    """How the linear layer of this checkpoint name keeps its weight."""
+    linear_method: Callable[[Sequence[str]], LinearMethod]
+    """How the linear layer of these checkpoint matrices keeps its weight."""
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from trivium.errors import ConfigError
@@ -70,10 +71,13 @@ class Linear(Layer):
     """`x @ weight.T + bias`, without any communication. Sizes are this rank's."""
 
     weight: Tensor | None
-    scale: Tensor | None
-    """Of quantized weights."""
     bias: Tensor | None
     packed: PackedWeight | None
+    raw: dict[str, dict[str, Tensor]]
+    """Checkpoint tensors of each matrix, kept until all are there (quantized weights)."""
+    device: torch.device
+    dtype: torch.dtype
+    """Of inputs."""
 
     def __init__(
         self, context: BuildContext, rows: Sequence[Rows], in_features: int, *, columns: tuple[int, int] | None = None, has_bias: bool = False
@@ -86,8 +90,8 @@ class Linear(Layer):
         self.out_features = sum(part.count for part in self.rows)
         self.has_bias = has_bias
         self.adds_bias = has_bias and (columns is None or context.parallel.rank == 0)
-        self.weight = self.scale = self.bias = self.packed = None
-        self.method = context.linear_method(self.rows[0].name)
+        self.weight = self.bias = self.packed = None
+        self.method = context.linear_method([part.name for part in self.rows])
         self.method.create(self, context)
 
     def __call__(self, x: Tensor) -> Tensor:

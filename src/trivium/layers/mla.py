@@ -17,6 +17,7 @@ from trivium.layers.linear import column_parallel, replicated, row_parallel, spl
 from trivium.layers.norm import RMSNorm
 from trivium.ops.attention.base import AttentionArgs, KVCache
 from trivium.ops.batch import ForwardBatch
+from trivium.ops.collective import PartialSum
 from trivium.ops.linear import PackedWeight, try_pack_weight
 from trivium.ops.qkv import prepare_mla
 
@@ -64,7 +65,7 @@ class LatentAttention(Layer):
         self.parallel = parallel
         self.args = AttentionArgs(num_heads=self.num_heads, num_kv_heads=1, head_dim=spec.kv_lora_rank + spec.rope_dim, scale=spec.scale)
 
-    def __call__(self, x: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
+    def __call__(self, x: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor | PartialSum:
         """x [T, hidden] → [T, hidden]."""
         spec = self.spec
         query = self._query(x).view(x.shape[0], self.num_heads, spec.nope_dim + spec.rope_dim)
@@ -82,7 +83,7 @@ class LatentAttention(Layer):
         )
         query = torch.cat((self.latent_up.absorb_query(nope), rope), dim=-1)  # [T, heads, L + R]
         latent = self.backend.forward_mla(query, cache, batch, self.args, spec.kv_lora_rank)  # [T, heads, L]
-        return self.parallel.all_reduce(self.output(self.latent_up.expand_value(latent).flatten(1)))
+        return self.parallel.sum_later(self.output(self.latent_up.expand_value(latent).flatten(1)))
 
     def _query(self, x: Tensor) -> Tensor:
         if self.query_down is None:

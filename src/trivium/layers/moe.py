@@ -13,6 +13,7 @@ from trivium.arch.spec import FeedForwardSpec, MoeSpec
 from trivium.layers.base import BuildContext, Layer, Slot
 from trivium.layers.feed_forward import FeedForward, FeedForwardNames
 from trivium.layers.linear import split_evenly
+from trivium.ops.collective import PartialSum
 from trivium.ops.linear import PackedWeight, try_pack_weight
 from trivium.ops.moe import PackedExperts, fused_moe, select_experts, try_pack_experts
 
@@ -40,17 +41,17 @@ class MixtureOfExperts(Layer):
         if spec.shared_intermediate_size:
             assert names.shared is not None
             shared = FeedForwardSpec(intermediate_size=spec.shared_intermediate_size)
-            self.shared = FeedForward(context, shared, names.shared, hidden_size, activation, reduce=False)
+            self.shared = FeedForward(context, shared, names.shared, hidden_size, activation)
         self.activation = activation
         self.parallel = parallel
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor | PartialSum:
         """x [T, hidden] → [T, hidden]."""
         weights, ids = self.router(x)
         out = self.experts(x, weights, ids, self.activation)
         if self.shared is not None:
-            out = out + self.shared(x)
-        return self.parallel.all_reduce(out)
+            out = out + self.shared.part(x)
+        return self.parallel.sum_later(out)
 
 
 class Router(Layer):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from trivium.layers.base import BuildContext, Layer, Slot
-from trivium.ops.norm import add_rms_norm, rms_norm
+from trivium.ops.collective import PartialSum, complete, sum_add_rms_norm
+from trivium.ops.norm import rms_norm
 
 
 class RMSNorm(Layer):
@@ -17,12 +18,12 @@ class RMSNorm(Layer):
         self.offset = offset
         self.weight = context.empty(size)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps, offset=self.offset)
+    def __call__(self, x: Tensor | PartialSum) -> Tensor:
+        return rms_norm(complete(x), self.weight, self.eps, offset=self.offset)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, x: Tensor | PartialSum, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm of x + residual, x + residual)."""
-        return add_rms_norm(x, residual, self.weight, self.eps, offset=self.offset)
+        return sum_add_rms_norm(x, residual, self.weight, self.eps, offset=self.offset)
 
     def slots(self) -> list[Slot]:
         return [Slot(f"{self.name}.weight", tuple(self.weight.shape), (((slice(None),), self.weight),))]

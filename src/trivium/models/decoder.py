@@ -18,6 +18,7 @@ from trivium.layers.norm import RMSNorm
 from trivium.models.layout import LayerNames, Layout
 from trivium.ops.attention.base import KVCache
 from trivium.ops.batch import ForwardBatch
+from trivium.ops.collective import PartialSum
 from trivium.ops.decoder import FusedLayers
 
 
@@ -45,7 +46,7 @@ class Decoder(Layer):
             residual = residual * self.embed_scale
         if self.fused is not None:
             return self.fused(residual, batch, caches)
-        hidden: Tensor | None = None
+        hidden: Tensor | PartialSum | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden, residual = layer(hidden, residual, batch, cache)
         assert hidden is not None
@@ -79,7 +80,9 @@ class DecoderLayer(Layer):
         self.feed_forward = _create_feed_forward(spec, layer, names, context)
         self.post_feed_forward_norm = norm(names.post_feed_forward_norm) if spec.post_norms else None
 
-    def __call__(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: KVCache) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, hidden: Tensor | PartialSum | None, residual: Tensor, batch: ForwardBatch, cache: KVCache
+    ) -> tuple[Tensor | PartialSum, Tensor]:
         """hidden [T, hidden] is the block output not yet added to `residual` (None before the first layer)."""
         if hidden is None:
             hidden = self.input_norm(residual)

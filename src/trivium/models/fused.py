@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from trivium.layers.attention import Attention
 from trivium.layers.feed_forward import FeedForward
-from trivium.layers.int8 import Int8Linear
-from trivium.layers.linear import Linear, PlainLinear
+from trivium.layers.linear import Linear
 from trivium.ops.decoder import DecoderParts, FusedLayers, LayerParts, Projection, try_fuse_layers
 
 if TYPE_CHECKING:
@@ -53,6 +52,4 @@ def _parts(layer: DecoderLayer) -> LayerParts | None:
 
 
 def _projection(linear: Linear) -> Projection | None:
-    if not isinstance(linear.method, PlainLinear | Int8Linear) or linear.packed is None:
-        return None
-    return Projection(linear.packed, linear.bias)
+    return None if linear.packed is None else Projection(linear.packed, linear.bias)

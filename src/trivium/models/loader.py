@@ -31,8 +31,9 @@ def load_weights(model: Layer, layout: Layout, source: WeightSource, progress: P
     `tied_head` names an output head that may be in the checkpoint though the config ties it to the embeddings.
     """
     owners = _slots_by_name(model)
-    pending = {id(layer): len(layer.slots()) for _, layer in model.walk()}
     names = source.names()
+    present = set(names)
+    pending = {id(layer): sum(slot.name in present or slot.required for slot in layer.slots()) for _, layer in model.walk()}
     _check_names(names, owners, layout, source, tied_head)
     # Counted in elements: what a tensor takes in the file differs from what it takes once dequantized.
     done, total = 0, sum(math.prod(source.shape(name)) for name in names)
@@ -71,7 +72,7 @@ def _slots_by_name(model: Layer) -> dict[str, tuple[Layer, Slot]]:
 
 def _check_names(names: list[str], owners: dict[str, tuple[Layer, Slot]], layout: Layout, source: WeightSource, tied_head: str) -> None:
     present = set(names)
-    missing = [name for name in owners if name not in present]
+    missing = [name for name, (_, slot) in owners.items() if slot.required and name not in present]
     if missing:
         raise WeightError(f"The checkpoint lacks {_enumerate(missing)}, which the config calls for.")
     extra = [name for name in names if name not in owners and not layout.is_ignored(name) and name != tied_head]
@@ -82,9 +83,9 @@ def _check_names(names: list[str], owners: dict[str, tuple[Layer, Slot]], layout
 
 def _load_slot(slot: Slot, source: WeightSource) -> None:
     shape = source.shape(slot.name)
-    if tuple(shape) != slot.shape:
+    if slot.shape is not None and tuple(shape) != slot.shape:
         raise WeightError(f"Tensor {slot.name} in {source.file_of(slot.name)} has shape {list(shape)}, the config calls for {list(slot.shape)}.")
-    if slot.copies:
+    if slot.copies or slot.keep is not None:
         slot.load(source.load(slot.name))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from trivium.ops.attention.base import AttentionArgs, KVCache
@@ -88,8 +89,16 @@ def write_kv(key: Tensor, value: Tensor, slots: Tensor, cache: KVCache) -> None:
     block_size = cache.key.shape[2]
     slots = slots.clamp(min=0)
     blocks, offsets = slots // block_size, slots % block_size
-    cache.key[blocks, :, offsets] = key.to(cache.key.dtype)
-    cache.value[blocks, :, offsets] = value.to(cache.value.dtype)
+    cache.key[blocks, :, offsets] = to_cache(key, cache.key.dtype)
+    cache.value[blocks, :, offsets] = to_cache(value, cache.value.dtype)
+
+
+def to_cache(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded to the cache's type; an 8-bit one (e4m3, scale 1) holds at most 448, and larger numbers become that."""
+    if dtype == torch.float8_e4m3fn and x.dtype != dtype:
+        limit = torch.finfo(dtype).max
+        return x.clamp(-limit, limit).to(dtype)
+    return x.to(dtype)
 
 
 def prepare_mla(
@@ -129,6 +138,6 @@ def prepare_mla_reference(
     key = rotate(compressed[:, None, latent_dim:], cos_sin, positions, rotary_dim=rope_dim, interleaved=interleaved)[:, 0]
     slots = slots.clamp(min=0)
     flat = cache.key.view(-1, cache.key.shape[-1])  # [num_blocks * block_size, L + R]
-    flat[slots, :latent_dim] = latent.to(flat.dtype)
-    flat[slots, latent_dim:] = key.to(flat.dtype)
+    flat[slots, :latent_dim] = to_cache(latent, flat.dtype)
+    flat[slots, latent_dim:] = to_cache(key, flat.dtype)
     return rotate(query_rope, cos_sin, positions, rotary_dim=rope_dim, interleaved=interleaved)

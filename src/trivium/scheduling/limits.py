@@ -29,8 +29,12 @@ class SchedulerLimits:
     long_prefill_token_threshold: int = 0
     """Most prefill tokens of one request in one step while there are other requests; 0: no limit."""
 
+    prompt_spread: int = 1
+    """Steps over which the prompts that wait are spread while other requests decode; 1: as much as fits into each step."""
+
     def __post_init__(self) -> None:
-        for name, least in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("max_model_len", 2), ("num_blocks", 2), ("block_size", 1)):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_blocks", "block_size", "prompt_spread"):
+            least = 2 if name in ("max_model_len", "num_blocks") else 1
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}.", param=name)
 

@@ -7,8 +7,12 @@ in it, which under FCFS is the head: whoever runs arrived before whoever waits.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Final
 
 from trivium.scheduling.request import Request
+
+MAX_SAMPLED: Final = 256
 
 
 class RequestQueue:
@@ -30,6 +34,11 @@ class RequestQueue:
         assert request not in self
         self._requests[request.sort_key] = request
         heappush(self._heap, request.sort_key)
+
+    def num_tokens(self) -> int:
+        """Known tokens of all who wait; beyond the first 256, an estimate from these."""
+        sampled = list(islice(self._requests.values(), MAX_SAMPLED))
+        return sum(len(request.token_ids) for request in sampled) * len(self._requests) // max(len(sampled), 1)
 
     def peek(self) -> Request:
         """The next request; the queue must not be empty."""

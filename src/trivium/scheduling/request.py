@@ -37,6 +37,7 @@ class Request:
         "cache_salt",
         "capacity",
         "eos_token_ids",
+        "grammar",
         "has_news",
         "last_position",
         "last_step",
@@ -68,6 +69,7 @@ class Request:
         self.sort_key = sort_key
         self.bad_words_token_ids = message.bad_words_token_ids
         self.cache_salt = message.cache_salt
+        self.grammar = message.grammar
         self.token_ids = message.prompt_token_ids.copy()
         self.num_prompt_tokens = len(self.token_ids)
         self.max_len = max_len
@@ -121,6 +123,7 @@ class Request:
             # Masked until `min_tokens` even under `ignore_eos`, hence not `stop_ids`; dict.fromkeys drops doubles and keeps the order.
             stop_token_ids=list(dict.fromkeys([*self.eos_token_ids, *(self.params.stop_token_ids or ())])),
             bad_words_token_ids=self.bad_words_token_ids,
+            grammar=self.grammar,
         )
 
     def end_of(self, token_id: int) -> tuple[str, int | None] | None:

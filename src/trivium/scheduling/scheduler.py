@@ -6,7 +6,9 @@ computed catches up with known. A prompt in chunks, a prefix hit, a decode step,
 Policy of a step:
 
 1. Running requests first. Those that decode get their one token, in queue order; one that needs a block when there is none preempts the last
-   of the running ones in queue order (perhaps itself), which loses its blocks and its row and waits again. Then unfinished prompts go on.
+   of the running ones in queue order (perhaps itself), which loses its blocks and its row and waits again. Then unfinished prompts go on. While
+   others decode, a step takes no more than a share of the prompt tokens that wait (`prompt_spread`): a few prompts that arrive lengthen several
+   steps a little in place of one by much, and a long queue still gets whole steps.
 2. Unless somebody was preempted, waiting requests start in queue order, while rows, budget and blocks last. A request gets the blocks of all
    its known tokens at once, and only if the watermark stays free; when nothing runs the watermark is ignored, so whoever is first in line
    always starts. Nobody overtakes.
@@ -37,6 +39,8 @@ from trivium.scheduling.request import NO_ROW, Request, Status
 from trivium.scheduling.step import StepPlan, StepResult
 from trivium.types import FinishReason
 
+MIN_PROMPT_SHARE = 512
+"""Prompt tokens a step takes at least: fewer would take almost as long, since products of so few rows are bound by reading weights."""
 MAX_STEP_SAMPLES = 4096
 """Step sizes kept for a report; older ones are dropped when nobody asks."""
 
@@ -136,6 +140,8 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens
         prefills, has_preempted = self._schedule_decodes(builder)
         budget -= len(builder.rows)
+        if builder.rows and self.limits.prompt_spread > 1:
+            budget = min(budget, self._prompt_share(prefills))
         for request in prefills:
             budget -= self._schedule_chunk(builder, request, budget)
         if not has_preempted:
@@ -148,6 +154,11 @@ class Scheduler:
         self._num_steps += 1
         self._step_tokens.append(plan.total_tokens)
         return plan
+
+    def _prompt_share(self, prefills: list[Request]) -> int:
+        """Prompt tokens to compute in a step that others decode in."""
+        backlog = sum(request.prefill_end - request.num_computed for request in prefills) + self.waiting.num_tokens()
+        return max(MIN_PROMPT_SHARE, -(-backlog // self.limits.prompt_spread))
 
     def _schedule_decodes(self, builder: PlanBuilder) -> tuple[list[Request], bool]:
         """Gives every decoding request its token. Returns the requests still in their prompt and whether anybody was preempted.

@@ -26,6 +26,8 @@ class NewRow(msgspec.Struct, array_like=True, kw_only=True):
     stop_token_ids: list[int]
     """EOS and stop ids, masked until `params.min_tokens` outputs exist."""
     bad_words_token_ids: list[list[int]]
+    grammar: str = ""
+    """What the output must look like, as in `AddRequest`."""
 
 
 class StepPlan(msgspec.Struct, array_like=True, kw_only=True):

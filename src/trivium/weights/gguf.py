@@ -1,4 +1,4 @@
-"""Weights of a GGUF model: dequantized, under HF names and in HF layout."""
+"""Weights of a GGUF model, under HF names and in HF layout: dequantized, or as blocks where a layer asks for them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 from trivium.errors import UnsupportedWeightFormat, WeightError
 from trivium.sources.gguf_file import GGUFFile, GGUFTensor, read_gguf
 from trivium.weights.dequantize import DEQUANTIZERS, PLAIN_DTYPES, dequantize
+from trivium.weights.layouts.base import WeightLayout
+from trivium.weights.layouts.ggml import PACKED_TYPES, GgmlLayout, row_bytes
 from trivium.weights.mapped_file import MappedFile
 from trivium.weights.names import Origin, hf_names, known_tensor
 
@@ -28,6 +30,7 @@ class GGUFSource:
         shapes = {name: tensor.shape for name, (_, tensor) in self._tensors.items()}
         self._origins = hf_names(arch, shapes, num_heads, num_kv_heads)
         self._where = ", ".join(str(path) for path in paths)
+        self._packed: set[str] = set()
         for path, tensor in self._tensors.values():
             _check_type(path, tensor)
 
@@ -38,7 +41,22 @@ class GGUFSource:
     def names(self) -> list[str]:
         return list(self._origins)
 
+    def keep_packed(self, name: str) -> WeightLayout | None:
+        """From now on `name` is its blocks, uint8 [rows, bytes], in the layout returned; None where its type is not kept packed."""
+        known_tensor(self._origins, name, self._where)
+        type_name = self._tensors[self._origins[name].gguf_name][1].type_name
+        if type_name not in PACKED_TYPES:
+            return None
+        self._packed.add(name)
+        return GgmlLayout(type_name)
+
     def shape(self, name: str) -> tuple[int, ...]:
+        shape = self._shape(name)
+        if name not in self._packed:
+            return shape
+        return (shape[0], row_bytes(self._tensors[self._origins[name].gguf_name][1].type_name, shape[1]))
+
+    def _shape(self, name: str) -> tuple[int, ...]:
         origin = self._origin(name)
         shape = self._tensors[origin.gguf_name][1].shape
         return shape if origin.expert is None else shape[1:]
@@ -47,10 +65,10 @@ class GGUFSource:
         return str(self._tensors[self._origin(name).gguf_name][0])
 
     def load(self, name: str) -> Tensor:
-        """float32 for quantized types, else the stored type."""
+        """float32 for quantized types that are not kept packed, else the stored type."""
         origin = self._origin(name)
         path, tensor = self._tensors[origin.gguf_name]
-        shape = self.shape(name)
+        shape = self._shape(name)
         offset, num_bytes = tensor.offset, tensor.num_bytes
         if origin.expert is not None:
             num_bytes //= tensor.shape[0]
@@ -58,6 +76,8 @@ class GGUFSource:
         raw = self._files[path].tensor(offset, num_bytes)
         if origin.permuted_heads is not None:
             raw = _halves_from_pairs(raw, shape[0], origin.permuted_heads, f"{path}: tensor {origin.gguf_name!r} {list(shape)}")
+        if name in self._packed:
+            return raw.view(self.shape(name))
         value = _decode(raw, tensor.type_name).reshape(shape)
         return value + origin.offset if origin.offset else value
 

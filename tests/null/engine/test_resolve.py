@@ -13,7 +13,7 @@ from trivium.errors import ConfigError
 
 CPU = DeviceInfo(type="cpu", name="this CPU", total_memory=16 * GIB, free_memory=8 * GIB, has_bf16=True, num_cores=2)
 SMALL_GPU = DeviceInfo(type="cuda", name="a GPU", total_memory=24 * GIB, free_memory=23 * GIB, has_bf16=True)
-LARGE_GPU = DeviceInfo(type="cuda", name="a large GPU", total_memory=140 * GIB, free_memory=139 * GIB, has_bf16=True)
+LARGE_GPU = DeviceInfo(type="cuda", name="a large GPU", total_memory=140 * GIB, free_memory=139 * GIB, has_bf16=True, has_fp8=True)
 OLD_GPU = DeviceInfo(type="cuda", name="an old GPU", total_memory=16 * GIB, free_memory=16 * GIB, has_bf16=False)
 OLD_CPU = DeviceInfo(type="cpu", name="this CPU", total_memory=16 * GIB, free_memory=8 * GIB, has_bf16=False)
 CONFIG = {
@@ -48,6 +48,15 @@ def test_a_dtype_that_torch_would_not_know_is_refused() -> None:
         resolved(CPU, torch_dtype="evil")
 
 
+def test_cached_keys_and_values_have_the_models_type_or_fp8_where_the_device_has_it() -> None:
+    assert resolved(LARGE_GPU, torch_dtype="bfloat16").cache_dtype == "bfloat16"
+    assert resolved(LARGE_GPU, torch_dtype="bfloat16", kv_cache_dtype="fp8").cache_dtype == "float8_e4m3fn"
+    for device in (CPU, SMALL_GPU):
+        with pytest.raises(ConfigError, match="kv_cache_dtype fp8 needs a GPU") as refused:
+            resolved(device, kv_cache_dtype="fp8")
+        assert refused.value.param == "kv_cache_dtype"
+
+
 def test_what_was_asked_for_stays_and_the_budget_holds_every_sequence() -> None:
     found = resolved(CPU, max_num_seqs=700, max_model_len=99, block_size=32, num_threads=1)
     assert (found.max_num_seqs, found.max_num_batched_tokens) == (700, 700)
@@ -76,7 +85,6 @@ def test_dtype_auto(device: DeviceInfo, torch_dtype: str | None, is_gguf: bool, 
     [
         ({"max_num_seqs": 8, "max_num_batched_tokens": 7}, "max_num_batched_tokens"),
         ({"max_model_len": 1001}, "max_model_len"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
     ],
 )
 def test_what_can_not_go_together_is_refused_by_name(args: dict[str, Any], param: str) -> None:

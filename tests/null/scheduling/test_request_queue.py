@@ -60,3 +60,16 @@ def test_an_empty_queue_keeps_nothing() -> None:
     for request in reversed(requests):
         queue.remove(request)
     assert (len(queue), queue._heap) == (0, [])
+
+
+def test_waiting_tokens_are_counted_and_for_long_queues_estimated() -> None:
+    queue = RequestQueue()
+    assert queue.num_tokens() == 0
+    for arrival in range(1000):
+        queue.push(Request(make_add(f"{arrival}", [1] * 7), sort_key=(0, arrival), max_len=9))
+        if arrival == 9:
+            assert queue.num_tokens() == 70
+    assert queue.num_tokens() == 7000
+    queue.remove(queue.peek())
+    queue.pop()
+    assert queue.num_tokens() == 6986

@@ -13,9 +13,11 @@ import torch
 from helpers_engine import InProcessEngine
 from safetensors.torch import save_file
 
-from trivium.engine.invariance import check_batch_invariance
+from trivium.engine.invariance import attention_name, batch_invariance_note, check_batch_invariance
 from trivium.errors import ConfigError
+from trivium.layers.base import Layer
 from trivium.ops.attention import create_attention_backend
+from trivium.ops.collective import ParallelContext
 from trivium.ops.dispatch import load_fast_paths, references_only
 from trivium.protocol.messages import TokenOutput
 from trivium.types import SamplingParams
@@ -169,13 +171,21 @@ def test_it_is_refused_without_the_kernels() -> None:
         InProcessEngine("llama", batch_invariant=True)
 
 
-@pytest.mark.parametrize(("device_type", "size", "reason"), [("cuda", 1, "the products on cuda"), ("cpu", 2, "sums over several ranks")])
-def test_it_is_refused_on_gpus_and_over_several_ranks(device_type: str, size: int, reason: str) -> None:
+def test_it_is_refused_over_several_ranks() -> None:
     attention = create_attention_backend("cpu", "cpu")
-    parallel: Any = SimpleNamespace(size=size)
-    check_batch_invariance(wanted=None, device_type=device_type, attention=attention, parallel=parallel)
-    with pytest.raises(ConfigError, match=reason):
-        check_batch_invariance(wanted=True, device_type=device_type, attention=attention, parallel=parallel)
+    parallel: Any = SimpleNamespace(size=2)
+    check_batch_invariance(wanted=None, attention=attention, parallel=parallel)
+    with pytest.raises(ConfigError, match="sums over several ranks"):
+        check_batch_invariance(wanted=True, attention=attention, parallel=parallel)
+
+
+def test_on_a_gpu_it_has_kernels_of_its_own_when_asked_for() -> None:
+    assert attention_name("auto", wanted=True, device_type="cuda") == "invariant"
+    assert attention_name("auto", wanted=None, device_type="cuda") == attention_name("auto", wanted=True, device_type="cpu") == "auto"
+    assert attention_name("flash", wanted=True, device_type="cuda") == "flash", "what was named is used, or refused by name"
+    attention = create_attention_backend("reference", "cpu")
+    note = batch_invariance_note(wanted=None, device_type="cuda", attention=attention, parallel=ParallelContext(), model=Layer())
+    assert note == "batch_invariant: off, on cuda it costs speed and has to be asked for"
 
 
 def test_layers_of_torch_products_are_told_from_packed_ones() -> None:

@@ -149,7 +149,6 @@ def test_schedule_covers_every_tile_once(window: int | None) -> None:
     assert max(slots, default=0) < plan.max_partials
 
 
-@pytest.mark.skipif(not ON_GPU, reason="the interpreter has no 8-bit products")
 def test_fp8_cache() -> None:
     layer = args(8, 2, 128)
     batch = make_batch([1, 1, 40], [300, 90, 60], 16, NUM_BLOCKS)
@@ -177,3 +176,14 @@ def test_mla(heads: int, latent: int, rope: int, query_lens: list[int], seq_lens
     backend.plan(blind)
     for _ in range(2):
         assert_close(backend.forward_mla(query, cache, blind, layer, latent), expected)
+
+
+def test_mla_with_fp8_cache() -> None:
+    layer = AttentionArgs(16, 1, 80, 0.1)
+    batch = make_batch([1, 6], [300, 60], 16, NUM_BLOCKS)
+    cache = KVCache(key=randn(NUM_BLOCKS, 16, 80).to(torch.float8_e4m3fn), value=None)
+    query = randn(7, 16, 80)
+    backend, reference = TritonAttention(DEVICE), ReferenceAttention()
+    backend.plan(batch)
+    expected = reference.forward_mla(query, KVCache(cache.key.to(DTYPE), None), batch, layer, 64)
+    assert_close(backend.forward_mla(query, cache, batch, layer, 64), expected)

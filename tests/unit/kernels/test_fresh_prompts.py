@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trivium.ops.attention import flash as backend_module
+from trivium.ops.attention import fresh as fresh_module
 from trivium.ops.attention.base import AttentionArgs
 from trivium.ops.attention.flash import FlashPromptAttention
 from trivium.ops.attention.fresh import FreshRows, find_fresh
@@ -77,3 +78,37 @@ def test_windows_softcaps_and_float32_read_the_cache() -> None:
     for args in (AttentionArgs(4, 2, 64, 0.125, window=8), AttentionArgs(4, 2, 64, 0.125, softcap=30.0)):
         assert not backend.wants_fresh(batch, args, torch.bfloat16)
     assert not backend.wants_fresh(batch, ARGS, torch.float32)
+
+
+class FakeFlashAttention3:
+    """Its one function, by torch's attention; as a tuple with the sums, or alone, as releases differ."""
+
+    def __init__(self, *, with_sums: bool) -> None:
+        self.with_sums = with_sums
+
+    def flash_attn_varlen_func(
+        self, q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, most_q: int, most_k: int, *, softmax_scale: float, causal: bool
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        assert causal
+        assert torch.equal(starts_q, starts_k)
+        assert most_q == most_k
+        out = stand_in(q, k, v, FreshRows(0, 0, starts_q, most_q), AttentionArgs(4, 2, 64, softmax_scale))
+        return (out, out.new_zeros(1)) if self.with_sums else out
+
+
+@pytest.mark.parametrize("with_sums", [False, True])
+def test_flash_attention_3_is_used_where_it_is_installed(with_sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh_module, "flash_attention_3", lambda: FakeFlashAttention3(with_sums=with_sums))
+    monkeypatch.setattr(backend_module, "flash_attention_3", fresh_module.flash_attention_3)
+    assert backend_module.is_default()
+    starts = torch.tensor([0, 5, 12], dtype=torch.int32, device=DEVICE)
+    query, key, value = randn(12, 4, 64), randn(12, 2, 64), randn(12, 2, 64)
+    rows = FreshRows(0, 0, starts, 7)
+    assert_close(fresh_module.attend_fresh(query, key, value, rows, ARGS), stand_in(query, key, value, rows, ARGS))
+    assert not fresh_module.can_attend_fresh(ARGS, torch.float16, DEVICE)  # built for bfloat16 alone
+
+
+def test_flash_attention_3_is_not_looked_for_without_hopper() -> None:
+    if not ON_GPU:
+        assert fresh_module.flash_attention_3() is None
+        assert not backend_module.is_default()

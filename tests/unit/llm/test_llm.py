@@ -416,7 +416,7 @@ def test_engine_arguments_are_honoured_or_refused_by_name() -> None:
         "max_modle_len": 99,
         "port": 8000,
         "trust_remote_code": True,
-        "quantization": "awq",
+        "quantization": "int3",
         "enable_lora": True,
         "pipeline_parallel_size": 2,
         "enable_chunked_prefill": False,

@@ -142,10 +142,10 @@ def test_the_language_model_of_a_vision_checkpoint_loads() -> None:
 
 
 def test_quantized_checkpoints_are_refused_by_name() -> None:
-    config = {**checkpoint("llama").config, "quantization_config": {"quant_method": "awq", "bits": 4}}
+    config = {**checkpoint("llama").config, "quantization_config": {"quant_method": "quip", "bits": 4}}
     spec = ModelSpec.from_config(config)
     backend = create_attention_backend("reference", "cpu")
-    with pytest.raises(UnsupportedWeightFormat, match="'awq'"):
+    with pytest.raises(UnsupportedWeightFormat, match="'quip'"):
         build_model(spec, dtype=torch.float32, device="cpu", attention=backend, source=DictSource({}))  # type: ignore[arg-type]
 
 

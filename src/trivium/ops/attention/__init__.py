@@ -18,6 +18,7 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "cpu": ("trivium.ops.attention.cpu", "cpu"),
     "triton": ("trivium.ops.attention.triton", "cuda"),
     "flash": ("trivium.ops.attention.flash", "cuda"),
+    "invariant": ("trivium.ops.attention.invariant", "cuda"),
 }
 """Name to (module with a `create_backend(device)` function, type of device it runs on)."""
 
@@ -41,4 +42,6 @@ def resolve_attention_backend(name: str, device: torch.device) -> str:
         return name
     if not load_fast_paths(device.type):
         return "reference"
+    if device.type == "cuda" and import_module(BACKENDS["flash"][0]).is_default():
+        return "flash"
     return next(backend for backend, (_, device_type) in BACKENDS.items() if device_type == device.type)

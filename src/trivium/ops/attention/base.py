@@ -48,6 +48,9 @@ class AttentionBackend(ABC):
     is_batch_invariant: bool = False
     """What a token gets is the same to the bit whatever rows are computed with it and however its own are cut into chunks."""
 
+    is_capturable: bool = False
+    """Steps can be captured in a CUDA graph: how many rows and tokens there are is read on the device alone."""
+
     @abstractmethod
     def plan(self, batch: ForwardBatch) -> None:
         """Once a step, before the first layer: prepare what all layers share and leave it in `batch.attn`. No device synchronization."""

@@ -1,7 +1,8 @@
-"""Triton's kernels, but prompts that start in the step through torch's flash attention.
+"""Triton's kernels, but prompts that start in the step through FlashAttention 3 where it is installed, else torch's flash attention.
 
-Not the default: with unequal lengths torch's kernel takes 310 us where the paged one takes 236 (16 prompts of 512 tokens, Llama-3-8B's heads,
-H200), and as long at 2,048. It is here for devices and releases of torch where that differs.
+FlashAttention 3 (Shah et al., https://arxiv.org/abs/2407.08608) takes 119, 249 and 786 us for 16 x 512, 4 x 2048 and 1 x 8192 tokens
+(Llama-3-8B's heads, H200) where the paged kernel takes 200, 508 and 1642: with it this is the default. Torch's takes 310 us for the first:
+never the default.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import torch
 from torch import Tensor
 
 from trivium.ops.attention.base import AttentionArgs, AttentionBackend, KVCache
-from trivium.ops.attention.fresh import FreshRows, attend_fresh, can_attend_fresh, find_fresh
+from trivium.ops.attention.fresh import FreshRows, attend_fresh, can_attend_fresh, find_fresh, flash_attention_3
 from trivium.ops.attention.triton import TritonAttention
 from trivium.ops.batch import ForwardBatch
 
 
 def create_backend(device: torch.device) -> AttentionBackend:
     return FlashPromptAttention(device)
+
+
+def is_default() -> bool:
+    """Whether this back end is ahead of `triton` here."""
+    return flash_attention_3() is not None
 
 
 class FlashPromptAttention(TritonAttention):

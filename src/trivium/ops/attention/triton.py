@@ -38,6 +38,7 @@ class TritonAttention(AttentionBackend):
     """
 
     name = "triton"
+    is_capturable = True
 
     def __init__(self, device: torch.device, *, fixed_split_tokens: int | None = None) -> None:
         """`fixed_split_tokens`: cut every decode row into runs of so many tokens, so that its result doesn't depend on the batch."""

@@ -12,7 +12,7 @@ from typing import Any
 
 def fast_paths() -> Mapping[str, Callable[..., Any]]:
     """See `trivium.ops.dispatch`. Empty where the library can't be built."""
-    from trivium.ops.cpu import attention, decoder, elementwise, library, linear, moe
+    from trivium.ops.cpu import attention, decoder, elementwise, library, linear, moe, quantized
 
     if library.kernels() is None:
         return {}
@@ -23,6 +23,7 @@ def fast_paths() -> Mapping[str, Callable[..., Any]]:
         "prepare_qkv": elementwise.prepare_qkv,
         "pack_weight": linear.try_pack,
         "pack_int8_weight": linear.try_pack_int8,
+        "pack_quantized": quantized.try_pack,
         "pack_experts": moe.try_pack_experts,
         "attention": attention.paged_attention,
         "fuse_layers": decoder.try_fuse,

@@ -14,6 +14,7 @@ from trivium.ops.cpu import library
 from trivium.ops.cpu.elementwise import ACTIVATIONS, MAX_HEAD_DIM
 from trivium.ops.cpu.library import TYPES, loaded
 from trivium.ops.cpu.linear import PANEL, PackedLinear, padded
+from trivium.ops.cpu.quantized import CPUQuantized
 from trivium.ops.decoder import DecoderParts, FusedLayers, LayerParts, Projection
 
 
@@ -27,9 +28,10 @@ def _fits(layer: LayerParts, final_norm: Tensor) -> bool:
     projections = (layer.qkv, layer.output, layer.gate_up, layer.down)
     norms = (layer.input_norm, layer.feed_forward_norm, layer.post_attention_norm, layer.post_feed_forward_norm, layer.q_norm, layer.k_norm)
     weights = [projection.weight for projection in projections]
-    if not all(isinstance(weight, PackedLinear) and weight.dtype in (dtype, torch.int8) for weight in weights):
+    known = [weight for weight in weights if isinstance(weight, PackedLinear | CPUQuantized) and _is_ready(weight, dtype)]
+    if len(known) < len(weights):
         return False
-    sizes = [(weight.num_in, weight.num_out) for weight in weights if isinstance(weight, PackedLinear)]
+    sizes = [(weight.num_in, weight.num_out) for weight in known]
     args, (qkv, output, gate_up, down) = layer.attention, sizes
     assert qkv == (hidden, (args.num_heads + 2 * args.num_kv_heads) * args.head_dim) and output == (args.num_heads * args.head_dim, hidden)
     assert gate_up == (hidden, 2 * down[0]) and down[1] == hidden
@@ -40,6 +42,13 @@ def _fits(layer: LayerParts, final_norm: Tensor) -> bool:
         and args.head_dim <= MAX_HEAD_DIM
         and all(norm is None or (norm.dtype == dtype and norm.is_contiguous()) for norm in norms)
     )
+
+
+def _is_ready(weight: PackedLinear | CPUQuantized, dtype: torch.dtype) -> bool:
+    """Whether it multiplies rows of type `dtype` as they are."""
+    if isinstance(weight, PackedLinear):
+        return weight.dtype in (dtype, torch.int8)
+    return weight.dtype == dtype and weight.order is None and weight.width == weight.num_in
 
 
 class CPUDecoder:
@@ -128,12 +137,16 @@ class CPUDecoder:
 
     def _projection(self, projection: Projection) -> library.Projection:
         weight = projection.weight
-        assert isinstance(weight, PackedLinear)
         bias = None
         if projection.bias is not None:
+            assert isinstance(weight, PackedLinear | CPUQuantized)
             bias = padded(projection.bias, weight.num_out, torch.float32)
             self._biases.append(bias)
-        return library.Projection(weight.data.data_ptr(), _pointer(bias), _pointer(weight.scale), _pointer(weight.sum), weight.num_out, weight.num_in)
+        if isinstance(weight, CPUQuantized):
+            return library.Projection(None, _pointer(bias), None, None, ctypes.addressof(weight.struct), weight.num_out, weight.num_in)
+        assert isinstance(weight, PackedLinear)
+        scale, total = _pointer(weight.scale), _pointer(weight.sum)
+        return library.Projection(weight.data.data_ptr(), _pointer(bias), scale, total, None, weight.num_out, weight.num_in)
 
     def _bind(self, caches: Sequence[KVCache]) -> None:
         assert len(caches) == len(self._layers)

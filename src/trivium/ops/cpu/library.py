@@ -52,6 +52,10 @@ class LinearArgs(Structure):
     ]
 
 
+class QuantizedWeight(Structure):
+    _fields_ = [*((name, c_void_p) for name in ("codes", "scales", "zeros", "table")), ("group", c_int32), ("kind", c_int32)]
+
+
 class AttentionArgs(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("query", "key", "value", "block_tables", "query_starts", "seq_lens", "out")),
@@ -64,7 +68,7 @@ class AttentionArgs(Structure):
 
 
 class Projection(Structure):
-    _fields_ = [*((name, c_void_p) for name in ("weight", "bias", "scale", "sum")), ("n", c_int32), ("k", c_int32)]
+    _fields_ = [*((name, c_void_p) for name in ("weight", "bias", "scale", "sum", "quantized")), ("n", c_int32), ("k", c_int32)]
 
 
 class DecoderLayer(Structure):
@@ -109,6 +113,7 @@ class Kernels:
         self.packed_entries = function("packed_entries", c_int64, c_int, c_int64, c_int64)
         self.pack_weight = function("pack_weight", None, c_int, c_void_p, c_int64, c_int, c_int, c_void_p, c_int)
         self.linear = function("linear", None, c_int, POINTER(LinearArgs), c_int)
+        self.quantized_linear = function("quantized_linear", None, c_int, POINTER(LinearArgs), POINTER(QuantizedWeight), c_int)
         self.attention = function("attention", c_int, c_int, POINTER(AttentionArgs), c_int)
         self.decoder_workspace = function("decoder_workspace", c_int64, c_int, POINTER(DecoderStep))
         self.decoder = function("decoder", c_int, c_int, POINTER(DecoderStep), c_int)

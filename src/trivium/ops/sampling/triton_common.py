@@ -26,6 +26,12 @@ SEED = tl.constexpr(table.SEED)
 COUNTER = tl.constexpr(table.COUNTER)
 SEEN = tl.constexpr(table.SEEN)
 
+BY_LINE = [
+    "rows_ptr", "token_ids_ptr", "outcome_ptr", "is_drawn_ptr", "line_max_ptr", "bounds_ptr", "counts_ptr", "group_counts_ptr", "drawn_ptr",
+    "above_ptr", "totals_ptr", "best_ptr", "best_ids_ptr", "maxima_ptr",
+]  # fmt: skip
+"""Arguments of a few numbers a line, whose alignment depends on the number of lines: kernels are not compiled again for it."""
+
 _UNIT = tl.constexpr(2.0**32)
 _COUNT_MASK = tl.constexpr(penalties.COUNT_MASK)
 _MAGNITUDE = tl.constexpr(2**31 - 1)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trivium.ops.sampling.table import SamplingTable
 from trivium.ops.sampling.triton_common import (
+    BY_LINE,
     COUNTER,
     NO_ID,
     NOT_FINITE,
@@ -57,7 +58,7 @@ class DrawWork:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _best_of_piece(
     logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, is_drawn_ptr, best_ptr, best_ids_ptr, maxima_ptr, vocab_size, num_pieces,
     IS_FULL: tl.constexpr, PIECE: tl.constexpr,
@@ -85,7 +86,7 @@ def _best_of_piece(
         tl.store(maxima_ptr + slot, maximum)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _best_of_line(
     best_ptr, best_ids_ptr, maxima_ptr, line_max_ptr, token_ids_ptr, outcome_ptr, rows_ptr, ints_ptr, is_drawn_ptr, num_pieces,
     IS_FULL: tl.constexpr, PIECES: tl.constexpr,

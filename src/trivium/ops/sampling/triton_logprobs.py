@@ -7,12 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trivium.ops.sampling.triton_common import BY_LINE
 from trivium.ops.triton.launch import on_device, run
 
 TILE = 4096
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _normalize_kernel(logits_ptr, stride, token_ids_ptr, sums_ptr, ranks_ptr, vocab_size, TILE: tl.constexpr):
     line = tl.program_id(0)
     line_ptr = logits_ptr + line.to(tl.int64) * stride

@@ -7,11 +7,11 @@ import triton.language as tl
 from torch import Tensor
 
 from trivium.ops.sampling.table import SamplingTable
-from trivium.ops.sampling.triton_common import PIECE, penalized, seen_pointer
+from trivium.ops.sampling.triton_common import BY_LINE, PIECE, penalized, seen_pointer
 from trivium.ops.triton.launch import cdiv, on_device, run
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _apply_kernel(logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, vocab_size, PIECE: tl.constexpr):
     line, piece = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows_ptr + line)
@@ -24,7 +24,7 @@ def _apply_kernel(logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, vocab_size
         tl.store(where, penalized(x, state, floats_ptr, row), mask=state != 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _count_kernel(rows_ptr, ints_ptr, outcome_ptr):
     line = tl.program_id(0)
     token = tl.load(outcome_ptr + line)

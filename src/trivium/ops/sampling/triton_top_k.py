@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trivium.ops.sampling.table import SamplingTable
 from trivium.ops.sampling.triton_common import (
+    BY_LINE,
     COUNTER,
     MIN_P,
     NO_ID,
@@ -49,7 +50,7 @@ BOUND_STEPS = 14
 """Bisection steps for the bound: the float's exponent and five bits."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _group_maxima(logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, maxima_ptr, vocab_size, num_groups, PIECE: tl.constexpr, GROUP: tl.constexpr):
     line, piece = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows_ptr + line)
@@ -62,7 +63,7 @@ def _group_maxima(logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, maxima_ptr
         tl.store(maxima_ptr + line.to(tl.int64) * num_groups + groups, maxima, mask=groups < num_groups)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _bounds(rows_ptr, floats_ptr, maxima_ptr, line_max_ptr, bounds_ptr, groups_ptr, group_counts_ptr, counts_ptr, is_drawn_ptr, num_groups,
             GROUPS: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
     """A bound of +inf where there is nothing to do: no top_k, one that `triton_top_p` does better, or a line that is not finite."""
@@ -95,7 +96,7 @@ def _bounds(rows_ptr, floats_ptr, maxima_ptr, line_max_ptr, bounds_ptr, groups_p
     tl.store(bounds_ptr + line, bound)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _collect(
     logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, bounds_ptr, groups_ptr, group_counts_ptr, counts_ptr, values_ptr, ids_ptr, vocab_size,
     num_groups, GROUP: tl.constexpr, CHUNK: tl.constexpr, COLLECTORS: tl.constexpr, CAPACITY: tl.constexpr,
@@ -167,7 +168,7 @@ def _draw_from_line(line_ptr, threshold, maximum, temperature, seed, counter, fl
     return token
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _draw_line(
     logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, line_max_ptr, bounds_ptr, counts_ptr, values_ptr, ids_ptr, is_drawn_ptr, token_ids_ptr,
     outcome_ptr, vocab_size, CAPACITY: tl.constexpr, TILE: tl.constexpr,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trivium.ops.sampling.table import SamplingTable
 from trivium.ops.sampling.triton_common import (
+    BY_LINE,
     COUNTER,
     MIN_P,
     NO_ID,
@@ -57,7 +58,7 @@ def _is_refused(drawn, floor, above, total, top_p, top_k):
     return (drawn < floor) | (((top_k > 0.0) | (top_p < 1.0)) & (above.to(tl.float64) >= limit))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _weigh_piece(
     logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, is_drawn_ptr, outcome_ptr, line_max_ptr, drawn_ptr, above_ptr, totals_ptr, vocab_size,
     PIECE: tl.constexpr,
@@ -85,7 +86,7 @@ def _weigh_piece(
             tl.store(drawn_ptr + line, drawn)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _collect_piece(
     logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, is_drawn_ptr, outcome_ptr, line_max_ptr, drawn_ptr, above_ptr, totals_ptr, counts_ptr,
     values_ptr, ids_ptr, vocab_size, PIECE: tl.constexpr, CAPACITY: tl.constexpr, PIECE_CAPACITY: tl.constexpr,
@@ -145,7 +146,7 @@ def _amount_above(line_ptr, pivot, floor, maximum, temperature, top_k, floats_pt
     return tl.sum(total, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_LINE)
 def _finish_line(
     logits_ptr, stride, rows_ptr, floats_ptr, ints_ptr, is_drawn_ptr, outcome_ptr, token_ids_ptr, line_max_ptr, drawn_ptr, above_ptr, totals_ptr,
     counts_ptr, values_ptr, ids_ptr, vocab_size, TILE: tl.constexpr, CAPACITY: tl.constexpr,

@@ -26,15 +26,18 @@ def fast_paths() -> Mapping[str, Callable[..., Any]]:
     if not available():
         return {}
     from trivium.ops.attention.triton import create_backend
-    from trivium.ops.triton import activation, linear, moe, norm, qkv
+    from trivium.ops.triton import activation, latent, linear, moe, norm, qkv, quantized, routing
 
     return {
         "rms_norm": norm.rms_norm,
         "add_rms_norm": norm.add_rms_norm,
         "act_and_mul": activation.act_and_mul,
         "prepare_qkv": qkv.prepare_qkv,
+        "prepare_mla": latent.prepare_mla,
         "linear": linear.linear,
         "gated_linear": linear.gated_linear,
+        "select_experts": routing.select_experts,
         "fused_moe": moe.fused_moe,
+        "pack_quantized": quantized.try_pack,
         "attention": create_backend,
     }

@@ -1,4 +1,4 @@
-"""What a captured decode step computes before its first layer, in one kernel: from rows and positions to a batch's inputs."""
+"""What captured steps compute before their first layer: from rows and positions to a batch's inputs."""
 
 from __future__ import annotations
 
@@ -72,3 +72,41 @@ def prepare_decode_inputs(rows: Tensor, positions: Tensor, last_tokens: Tensor, 
             block_tables.stride(0), width, PAGE=block_size, BLOCK=block, num_warps=max(1, min(4, block // 128)), **pdl(rows),
         )  # fmt: skip
     return out
+
+
+@triton.jit(do_not_specialize=["count", "stride_table"], do_not_specialize_on_alignment=["rows_ptr", "positions_ptr", "fed_ptr"])
+def _token_inputs_kernel(
+    rows_ptr, positions_ptr, fed_ptr, last_tokens_ptr, tables_ptr, ids_ptr, slots_ptr, count, stride_table,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = tokens < count
+    wait_and_trigger(PDL)
+    row = tl.load(rows_ptr + tokens, mask=mask, other=-1).to(tl.int64)
+    position = tl.load(positions_ptr + tokens, mask=mask, other=0).to(tl.int64)
+    fed = tl.load(fed_ptr + tokens, mask=mask, other=0).to(tl.int32)
+    is_row = row >= 0
+    last = tl.load(last_tokens_ptr + row, mask=is_row & (fed < 0), other=0)
+    tl.store(ids_ptr + tokens, tl.where(fed < 0, last, fed), mask=mask)
+    block = tl.load(tables_ptr + row * stride_table + position // PAGE, mask=is_row, other=0).to(tl.int64)
+    tl.store(slots_ptr + tokens, tl.where(is_row, block * PAGE + position % PAGE, -1), mask=mask)
+
+
+def prepare_token_inputs(
+    rows: Tensor, positions: Tensor, fed: Tensor, last_tokens: Tensor, block_tables: Tensor, block_size: int
+) -> tuple[Tensor, Tensor]:
+    """For each of T tokens of `rows` at `positions`: its id, and the slot of its key and value ([T] int32, [T] int64).
+
+    rows, positions, fed [T] int64; last_tokens [max_rows] int32, block_tables [max_rows, max_blocks] int32. The id is `fed`, or what the
+    row sampled last where that is -1. A row of -1 is padding: its slot is -1.
+    """
+    count = rows.shape[0]
+    ids = torch.empty(count, dtype=torch.int32, device=rows.device)
+    slots = torch.empty(count, dtype=torch.int64, device=rows.device)
+    if count:
+        with on_device(rows):
+            run(_token_inputs_kernel, (cdiv(count, 128),))(
+                rows, positions, fed, last_tokens, block_tables, ids, slots, count, block_tables.stride(0),
+                PAGE=block_size, BLOCK=128, num_warps=4, **pdl(rows),
+            )  # fmt: skip
+    return ids, slots

@@ -1,15 +1,17 @@
 """What all launches share: properties of the device, programmatic dependent launch, small arithmetic.
 
-Programmatic dependent launch (PDL, Hopper and later) lets a kernel start while the one before it in the stream still drains. The rule in
-this package, which makes it safe across any sequence of launches: a kernel launched so calls `wait` before it touches anything but
-weights, and `trigger` only after `wait`. Then at most two kernels overlap, and every kernel before those has ended.
+Programmatic dependent launch (PDL, Hopper and later) lets a kernel start while those before it in the stream still drain. The rule in this
+package: a kernel launched so waits before it touches anything but weights. A wait ends when the kernel before has ended, which waited for the
+one before it, and so on: so after it every earlier kernel has ended, however many had started. The trigger may then come first of all, and
+programs of a product take a multiprocessor, and ask for their weights, as soon as the product two kernels before leaves it. They never
+keep an earlier kernel from running: a kernel starts only when every program of the one before has.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, partial
@@ -49,13 +51,29 @@ def run(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     return partial(kernel.warmup, grid=grid) if _is_compiling.get() else kernel[grid]
 
 
+class _LaunchablePool(ThreadPoolExecutor):
+    """Makes kernels ready to launch. The compiler is half of it: a kernel's launcher is a C file that Triton leaves to the C compiler at the first
+    launch, one after the other, and its machine code is loaded then, too."""
+
+    def submit(self, compile_kernel: Callable[[], Any], /) -> Future[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().submit(_compile_and_load, compile_kernel)
+
+
+def _compile_and_load(compile_kernel: Callable[[], Any]) -> Any:
+    kernel = compile_kernel()
+    kernel.run  # noqa: B018 (a property that builds the launcher and loads the code)
+    return kernel
+
+
 @contextmanager
 def compile_ahead() -> Iterator[None]:
     """Inside, launches only compile, all of them side by side on the machine's cores, so that a start-up waits for the slowest kernel and
     not for their sum. Outputs hold whatever memory held: nothing that indexes by them may run inside."""
     token = _is_compiling.set(True)
+    device = torch.cuda.current_device()
     try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
+        pool = _LaunchablePool(os.cpu_count(), initializer=torch.cuda.set_device, initargs=(device,))
+        with pool, triton.AsyncCompileMode(pool, ignore_errors=True):
             yield
     finally:
         _is_compiling.reset(token)
@@ -108,22 +126,24 @@ def cdiv(a: int, b: int) -> int:
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """Block until the kernel before has ended and its writes are visible; then let the next one start."""
+    """Block until the kernel before has ended and its writes are visible."""
     if PDL:
         gdc_wait()
 
 
 @triton.jit
 def trigger(PDL: tl.constexpr):
+    """Let the next kernel start, to wait in its turn."""
     if PDL:
         gdc_launch_dependents()
 
 
 @triton.jit
 def wait_and_trigger(PDL: tl.constexpr):
+    """Both; the trigger first, so that what the next kernel does before its own wait overlaps with more."""
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit

@@ -11,6 +11,14 @@ from trivium.ops.attention.base import AttentionArgs, KVCache
 from trivium.ops.triton.launch import cdiv, next_pow2, on_device, pdl, run, wait_and_trigger
 
 
+@triton.jit
+def to_cache(x, out_type: tl.constexpr):
+    """As `ops.qkv.to_cache`."""
+    if out_type == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(out_type)
+
+
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _prepare_qkv_kernel(
     qkv_ptr, cos_sin_ptr, positions_ptr, slots_ptr, q_norm_ptr, k_norm_ptr, q_out_ptr, k_cache_ptr, v_cache_ptr,
@@ -34,14 +42,14 @@ def _prepare_qkv_kernel(
             mask = (heads < HKV)[:, None] & (d < D)[None, :]
             v = tl.load(qkv_ptr + token * stride_t + (HQ + HKV + heads)[:, None] * D + d[None, :], mask=mask)
             target = v_cache_ptr + (slot // PAGE) * stride_vb + heads[:, None] * stride_vh + (slot % PAGE) * stride_vs + d[None, :]
-            tl.store(target, v.to(v_cache_ptr.dtype.element_ty), mask=mask)
+            tl.store(target, to_cache(v, v_cache_ptr.dtype.element_ty), mask=mask)
     elif group >= Q_GROUPS:
         slot = tl.load(slots_ptr + token)
         if slot >= 0:
             heads = (group - Q_GROUPS) * HEADS + tl.arange(0, HEADS)
             rows = qkv_ptr + token * stride_t + (HQ + heads)[:, None] * D
             target = k_cache_ptr + (slot // PAGE) * stride_kb + heads[:, None] * stride_kh + (slot % PAGE) * stride_ks
-            _norm_and_rotate(
+            norm_and_rotate(
                 rows, target, heads < HKV, cos_sin_ptr, positions_ptr, k_norm_ptr, token, stride_cos, eps,
                 D, HALF, BLOCK_HALF, BLOCK_REST, INTERLEAVED, NORM_K, OFFSET, KEYS_IN_PLACE,
             )  # fmt: skip
@@ -49,14 +57,14 @@ def _prepare_qkv_kernel(
         heads = group * HEADS + tl.arange(0, HEADS)
         rows = qkv_ptr + token * stride_t + heads[:, None] * D
         target = q_out_ptr + token * (HQ * D) + heads[:, None] * D
-        _norm_and_rotate(
+        norm_and_rotate(
             rows, target, heads < HQ, cos_sin_ptr, positions_ptr, q_norm_ptr, token, stride_cos, eps,
             D, HALF, BLOCK_HALF, BLOCK_REST, INTERLEAVED, NORM_Q, OFFSET, False,
         )  # fmt: skip
 
 
 @triton.jit
-def _norm_and_rotate(
+def norm_and_rotate(
     rows, target, head_mask, cos_sin_ptr, positions_ptr, norm_ptr, token, stride_cos, eps,
     D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
     INTERLEAVED: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, IN_PLACE: tl.constexpr,
@@ -93,13 +101,13 @@ def _norm_and_rotate(
         position = tl.load(positions_ptr + token)
         cos = tl.load(cos_sin_ptr + position * stride_cos + i, mask=i < HALF, other=0.0)[None, :]
         sin = tl.load(cos_sin_ptr + position * stride_cos + HALF + i, mask=i < HALF, other=0.0)[None, :]
-        tl.store(target + first[None, :], (a * cos - b * sin).to(out_type), mask=mask)
-        tl.store(target + second[None, :], (b * cos + a * sin).to(out_type), mask=mask)
+        tl.store(target + first[None, :], to_cache(a * cos - b * sin, out_type), mask=mask)
+        tl.store(target + second[None, :], to_cache(b * cos + a * sin, out_type), mask=mask)
         if IN_PLACE:
             tl.store(rows + first[None, :], (a * cos - b * sin).to(rows.dtype.element_ty), mask=mask)
             tl.store(rows + second[None, :], (b * cos + a * sin).to(rows.dtype.element_ty), mask=mask)
     if 2 * HALF < D:
-        tl.store(target + rest[None, :], c.to(out_type), mask=rest_mask)
+        tl.store(target + rest[None, :], to_cache(c, out_type), mask=rest_mask)
         if IN_PLACE and NORM:
             tl.store(rows + rest[None, :], c.to(rows.dtype.element_ty), mask=rest_mask)
 

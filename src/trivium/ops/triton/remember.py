@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trivium.ops.triton.launch import cdiv, next_pow2, on_device, pdl, run, wait_and_trigger
+from trivium.ops.triton.launch import cdiv, on_device, pdl, run, wait_and_trigger
+
+BLOCK = 256
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["rows_ptr", "token_ids_ptr", "outcome_ptr", "outcome_out_ptr"])
@@ -28,8 +30,7 @@ def remember_tokens(rows: Tensor, token_ids: Tensor, outcome: Tensor, last_token
     Where a row comes twice (padding), one of its tokens stays.
     """
     count = rows.shape[0]
-    block = min(next_pow2(max(count, 1)), 256)
     with on_device(rows):
-        run(_remember_kernel, (max(1, cdiv(count, block)),))(
-            rows, token_ids, outcome, last_tokens, outcome_out, count, BLOCK=block, num_warps=max(1, min(4, block // 32)), **pdl(rows)
+        run(_remember_kernel, (max(1, cdiv(count, BLOCK)),))(
+            rows, token_ids, outcome, last_tokens, outcome_out, count, BLOCK=BLOCK, num_warps=4, **pdl(rows)
         )

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trivium.ops.triton.activation import KINDS, gated
-from trivium.ops.triton.launch import cdiv, next_pow2, num_sms, on_device, pdl, run, trigger, wait
+from trivium.ops.triton.launch import cdiv, next_pow2, num_sms, on_device, pdl, run, wait_and_trigger
 
 MAX_ROWS = 128
 
@@ -72,8 +72,7 @@ def _skinny_kernel(
                 _prefetch(address, PDL)
                 if HALVES == 2:
                     _prefetch(address + up_offset, PDL)
-    wait(PDL)
-    trigger(PDL)
+    wait_and_trigger(PDL)
 
     at = begin
     while at < end:

@@ -7,12 +7,14 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "pool.h"
+#include "quantized.h"
 
 struct Projection {
     const void* weight;  // packed
     const float* bias;
     const float* scale;  // int8: [padded n], else null: the weight has the type of the activations
     const int32_t* sum;  // int8
+    const QuantizedWeight* quantized;  // of 4 or 8 bits in groups, instead of weight, scale and sum; else null
     int32_t n, k;
 };
 
@@ -151,9 +153,9 @@ template <class T> struct Decode {
             if (int8) scales[i] = quantize_row(row, k, bytes + (ptrdiff_t)i * round_up(k, Int8::STEP));
         };
         if (!local) add_rows([this, make, shared](int i) { make(i, shared, space.bytes_of_rows, space.scales); });
-        Units units = cut(args, int8 ? 1 : sizeof(E), threads);
+        Units units = p.quantized ? cut_quantized(args, threads) : cut(args, int8 ? 1 : sizeof(E), threads);
         uint64_t number = draw_number();
-        job->add(units.count(), [this, args, units, make, number, local, int8, k = p.k](int unit) {
+        job->add(units.count(), [this, args, units, make, number, local, int8, k = p.k, quantized = p.quantized](int unit) {
             LinearArgs mine = args;
             if (local) {
                 E* rows = own<E>(k);
@@ -164,7 +166,8 @@ template <class T> struct Decode {
                 mine.x = int8 ? (const void*)bytes : rows;
                 mine.x_scale = scales;
             }
-            if (int8) linear_unit<Int8, E>(mine, units, unit);
+            if (quantized) quantized_unit<T, E>(mine, *quantized, units, unit);
+            else if (int8) linear_unit<Int8, E>(mine, units, unit);
             else linear_unit<T, E>(mine, units, unit);
         });
     }
@@ -175,8 +178,11 @@ template <class T> struct Decode {
             return;
         }
         LinearArgs args{x, p.weight, p.bias, out, out, nullptr, nullptr, nullptr, p.k, out_stride, g.tokens, p.n, p.k, epilogue, g.activation, 0};
-        Units units = cut(args, sizeof(E), threads);
-        job->add(units.count(), [args, units](int unit) { linear_unit<T, E>(args, units, unit); });
+        Units units = p.quantized ? cut_quantized(args, threads) : cut(args, sizeof(E), threads);
+        job->add(units.count(), [args, units, quantized = p.quantized](int unit) {
+            if (quantized) quantized_unit<T, E>(args, *quantized, units, unit);
+            else linear_unit<T, E>(args, units, unit);
+        });
     }
     // norm(residual) times a projection.
     void norm_and_project(const void* norm, const Projection& p, void* out, int64_t out_stride, int epilogue) {

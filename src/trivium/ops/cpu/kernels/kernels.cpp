@@ -87,6 +87,15 @@ EXPORT void trivium_linear(int type, const LinearArgs* g, int threads) {
     });
 }
 
+// x, and out unless it is float, have the type that codes are packed for.
+EXPORT void trivium_quantized_linear(int type, const LinearArgs* g, const QuantizedWeight* w, int threads) {
+    threads = worth(threads, (int64_t)g->n * g->k / W * (g->rows + 1));
+    Units units = cut_quantized(*g, threads);
+    by_type(type, [&]<class T>(T) {
+        parallel_units(threads, units.count(), [&](int unit) { quantized_unit<T, typename T::A>(*g, *w, units, unit); });
+    });
+}
+
 template <class T> static void attend(const AttentionArgs& g, const AttentionWork& work, int threads) {
     Shape<T> shape(g);
     std::vector<float> partials(work.num_partials * shape.partial_size());
