@@ -1,6 +1,6 @@
 # Every target is one short script in scripts/; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve chat test test-gpu fmt check bench docs clean
+.PHONY: help setup setup-dev serve serve-repository chat test test-gpu fmt check bench docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ setup-dev:  ## the same, with the tools for tests
 
 serve: setup  ## serve a model on port 8000
 	@scripts/serve.sh
+
+serve-repository: setup  ## serve examples/repository, models of every kind, made if it is missing
+	@scripts/serve_repository.sh
 
 chat: setup  ## talk to a model in this terminal
 	@.venv/bin/trivium chat $(MODEL)

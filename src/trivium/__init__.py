@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trivium.llm import LLM
-    from trivium.types import SamplingParams
+    from trivium.types import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
-_LAZY = {"LLM": "trivium.llm", "SamplingParams": "trivium.types"}
+_LAZY = {"LLM": "trivium.llm", "SamplingParams": "trivium.types", "StructuredOutputsParams": "trivium.types"}
 
 
 def __getattr__(name: str) -> Any:

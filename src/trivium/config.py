@@ -17,6 +17,10 @@ Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 AttentionBackendName = Literal["auto", "triton", "flash", "cpu", "reference"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+Quantization = Literal[
+    "auto", "none", "awq", "awq_marlin", "bitsandbytes", "bitsandbytes-fp4", "bitsandbytes-nf4", "compressed-tensors", "eetq", "fp8", "gguf", "gptq",
+    "gptq_marlin", "marlin",
+]  # fmt: skip
 METRIC_NAMES: Final = ("vllm", "tgi")
 """Servers under whose names metrics are shown."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -33,6 +37,7 @@ class ModelSettings:
 
     model: str = doc("", "Folder, .gguf file, hub name or URL (s3, oss, gs, http, https); empty: the packaged default model.")
     tokenizer: str | None = doc(None, "Folder, hub name or URL of the tokenizer when it is not the model's.")
+    tokenizer_threads: int = doc(4, "Threads that tokenize long prompts.")
     skip_tokenizer_init: bool = doc(False, "Load no tokenizer: token ids in, token ids out.")
     hub: Literal["huggingface", "modelscope"] = doc("huggingface", "Whose names hub names are; HF_ENDPOINT names a mirror of the former.")
     revision: str | None = doc(None, "Branch, tag or commit of a hub model.")
@@ -41,6 +46,10 @@ class ModelSettings:
         "auto", "Type of weights and activations; auto: the checkpoint's, bfloat16 where float32 weights came from GGUF and the device has it."
     )
     load_format: LoadFormat = doc("auto", "Where weights come from; dummy: random values, for speed runs.")
+    quantization: Quantization = doc(
+        "auto",
+        "How weights are kept; auto: as the checkpoint has them; none: dequantized. bitsandbytes (int8), bitsandbytes-nf4, bitsandbytes-fp4, eetq (int8) and fp8 quantize plain weights on load; the rest names what the checkpoint must hold.",
+    )
     max_model_len: int | None = doc(None, "Longest prompt and output together, in tokens; default: what the model's config says.")
     seed: int = doc(0, "Seed of unseeded requests' random streams.")
     generation_config: str = doc("auto", "Where sampling defaults come from: auto (the model's generation_config.json), vllm (none), or a folder.")
@@ -54,6 +63,8 @@ class ModelSettings:
             raise ConfigError("trust_remote_code is refused: Trivium never runs code that comes with a model.", param="trust_remote_code")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len must be at least 1, got {self.max_model_len}.", param="max_model_len")
+        if self.tokenizer_threads < 1:
+            raise ConfigError(f"tokenizer_threads must be at least 1, got {self.tokenizer_threads}.", param="tokenizer_threads")
         if self.max_logprobs < -1:
             raise ConfigError(f"max_logprobs must be at least -1, got {self.max_logprobs}.", param="max_logprobs")
 
@@ -67,7 +78,7 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = doc(None, "Exact size of the KV cache; default: measured on a GPU, a quarter of free memory on a CPU.")
     num_gpu_blocks_override: int | None = doc(None, "Exact number of KV blocks.")
     enable_prefix_caching: bool = doc(True, "Reuse the KV blocks of a prompt's start that was seen before.")
-    kv_cache_dtype: Literal["auto", "fp8"] = doc("auto", "Type of cached keys and values; auto: the model's. fp8 is refused so far.")
+    kv_cache_dtype: Literal["auto", "fp8"] = doc("auto", "Type of cached keys and values; auto: the model's; fp8 (e4m3, unscaled): half the memory, on GPUs that have it.")
     watermark: float = doc(0.01, "Share of blocks kept free when a new request is admitted, so that running ones can grow.")
 
     def __post_init__(self) -> None:
@@ -93,7 +104,8 @@ class SchedulerConfig:
     scheduling_policy: SchedulingPolicy = doc("fcfs", "Order of the queue: first come first served, or by priority (lower first).")
     long_prefill_token_threshold: int = doc(0, "Most prompt tokens of one request in one step while others run; 0: no limit.")
     prompt_spread: int = doc(
-        16, "Steps over which waiting prompts are spread while others generate, so that these don't stall; 1: none, as LLM() does for most throughput."
+        16,
+        "Steps over which waiting prompts are spread while others generate, so that these don't stall; 1: none, as LLM() does for most throughput.",
     )
     pipeline_depth: int = doc(1, "Steps in flight beyond the one whose results are awaited; 0 runs each step to its end first (for debugging).")
 
@@ -135,7 +147,7 @@ class EngineConfig:
     )
     enforce_eager: bool = doc(False, "Neither CUDA graphs nor compiled code.")
     batch_invariant: bool | None = doc(
-        None, "The same tokens bit for bit alone and in any batch; default: on a CPU, where it costs nothing. Refused on GPUs and over several ranks."
+        None, "The same tokens bit for bit alone and in any batch; default: on a CPU, where it costs nothing. Refused over several ranks."
     )
     num_threads: int | None = doc(None, "CPU threads of the engine; default: all physical cores.")
     hang_timeout_s: float = doc(
@@ -158,6 +170,7 @@ class TgiConfig:
     max_top_n_tokens: int = doc(5, "Largest top_n_tokens of TGI's routes.")
     max_input_tokens: int | None = doc(None, "Longest prompt of TGI's routes, in tokens; default: the context less one.")
     max_client_batch_size: int | None = doc(None, "Most prompts of one request to the completions and Vertex routes; default: no limit of its own.")
+    disable_grammar_support: bool = doc(False, "Refuse grammars and structured output, on every API.")
     compute_type: str = doc("gpu+optimized", "What TGI's x-compute-type header says.")
 
     def __post_init__(self) -> None:
@@ -191,11 +204,17 @@ class HttpConfig:
     ignore_unknown_models: bool = doc(False, "Answer requests that name a model that doesn't exist with the first model, as TGI does.")
     metrics_names: tuple[str, ...] = doc(("vllm",), "Whose metric names /metrics uses for the models: vllm, tgi, or both.")
     max_queued_requests: int = doc(1024, "Sequences that may wait beyond those the engine runs at once; more are answered with 429.")
-    max_concurrent_requests: int | None = doc(None, "Most sequences that run and wait in all, for each model; more are answered with 429. Default: no such limit.")
-    fairness_header: str = doc("", "Header that tells clients apart (authorization: by API key); the queue is then shared fairly between them. Empty: first come, first served.")
+    max_concurrent_requests: int | None = doc(
+        None, "Most sequences that run and wait in all, for each model; more are answered with 429. Default: no such limit."
+    )
+    fairness_header: str = doc(
+        "",
+        "Header that tells clients apart (authorization: by API key); the queue is then shared fairly between them. Empty: first come, first served.",
+    )
     queue_timeout_s: float | None = doc(None, "Longest time a request may wait for its turn; then it is answered with 429. Default: no limit.")
     request_timeout_s: float | None = doc(None, "Longest time a request may take in all; default: no limit.")
     max_body_bytes: int = doc(16 * 1024 * 1024, "Largest request body.")
+    max_tensor_bytes: int = doc(64 * 1024 * 1024, "Largest body of a KServe inference request, decompressed; its JSON part counts as a body of its own.")
     max_header_bytes: int = doc(64 * 1024, "Largest sum of request line and headers.")
     max_header_count: int = doc(100, "Most headers of a request.")
     header_timeout_s: float = doc(15.0, "Longest time from a request's first byte (or a new connection) to the end of its headers.")
@@ -210,7 +229,7 @@ class HttpConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be from 0 to 65535, got {self.port}.", param="port")
-        for name in ("max_body_bytes", "max_header_bytes", "max_header_count"):
+        for name in ("max_body_bytes", "max_tensor_bytes", "max_header_bytes", "max_header_count"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
         for name in ("header_timeout_s", "body_timeout_s", "write_timeout_s", "keep_alive_timeout_s", "probe_timeout_s"):
@@ -233,8 +252,71 @@ class HttpConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RepositoryConfig:
+    """Models served from folders, with Triton's names: see docs/model-repository.md."""
+
+    model_repository: tuple[str, ...] = doc((), "Folders of models to serve, each laid out as <model>/<version>/<files>.")
+    model_control_mode: Literal["none", "explicit", "poll"] = doc(
+        "none", "Which models are loaded: none (all, once), explicit (those of load_model and of the load API), poll (all, following changes on disk)."
+    )
+    load_model: tuple[str, ...] = doc((), "With explicit control: models to load at the start; '*': all.")
+    repository_poll_secs: float = doc(15.0, "With poll control: seconds between looks at the disk.")
+    model_config_name: str = doc("", "Take each model's configs/<name>.pbtxt where there is one.")
+    disable_auto_complete_config: bool = doc(False, "Read nothing from model files that a configuration leaves out.")
+    allow_python_models: bool = doc(False, "Run model.py files of the repository: whoever can write to it (or use the load API) can run code here.")
+    exit_on_error: bool = doc(False, "End the server when a model can't be loaded at the start, as Triton does; otherwise the rest is served.")
+    strict_readiness: bool = doc(False, "Be ready only while every model is, as Triton by default; otherwise once each has been tried.")
+    backend_config: tuple[str, ...] = doc((), "Settings of back ends, as in onnxruntime,default-max-batch-size=8; without a name before it: of all.")
+    model_load_thread_count: int = doc(4, "Most model versions that are loaded at the same time.")
+    model_load_retry_count: int = doc(0, "How often a model that can't be loaded is tried again.")
+    rate_limit: Literal["off", "execution_count"] = doc("off", "Share the resources that instance groups name: off, or execution_count.")
+    rate_limit_resource: tuple[str, ...] = doc((), "Copies of a resource there are, as in R1:4 or R1:4:0 (on device 0); default: the most one instance asks for.")
+    metrics_config: tuple[str, ...] = doc((), "Metrics of models: counter_latencies, summary_latencies and histogram_latencies (each =true or =false), summary_quantiles=0.5:0.05,0.99:0.001.")
+    cache_config: tuple[str, ...] = doc((), "Response cache of models that enable it, as in local,size=104857600 (bytes); default: none.")
+
+    def __post_init__(self) -> None:
+        for name in ("load_model", "model_config_name"):
+            if getattr(self, name) and not self.model_repository:
+                raise ConfigError(f"{name} needs a model_repository.", param=name)
+        if self.load_model and self.model_control_mode != "explicit":
+            raise ConfigError("load_model needs model_control_mode explicit.", param="load_model")
+        if not self.repository_poll_secs > 0:
+            raise ConfigError(f"repository_poll_secs must be greater than 0, got {self.repository_poll_secs}.", param="repository_poll_secs")
+        if self.model_load_thread_count < 1:
+            raise ConfigError(f"model_load_thread_count must be at least 1, got {self.model_load_thread_count}.", param="model_load_thread_count")
+        if self.model_load_retry_count < 0:
+            raise ConfigError("model_load_retry_count must not be negative.", param="model_load_retry_count")
+        if "/" in self.model_config_name:
+            raise ConfigError("model_config_name must be a file name without its ending.", param="model_config_name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpcConfig:
+    """KServe's gRPC service, and the metrics port that goes with it. Both listen on the HTTP server's address and ask for its keys."""
+
+    allow_grpc: bool = doc(True, "Serve gRPC at all.")
+    grpc_port: int | None = doc(None, "Port of the gRPC service, 0: any free one; default: 8001 with a model repository, otherwise none.")
+    grpc_max_message_bytes: int = doc(64 * 1024 * 1024, "Largest gRPC request, decompressed.")
+    grpc_compression: Literal["none", "deflate", "gzip"] = doc("none", "How gRPC answers are compressed; requests may be, either way.")
+    allow_metrics: bool = doc(True, "Serve /metrics on a port of its own as well.")
+    metrics_port: int | None = doc(None, "Second port that serves /metrics, 0: any free one; default: 8002 with a model repository, otherwise none.")
+    allow_client_shm: bool = doc(True, "Let clients on this machine register system shared memory (files under /dev/shm) for tensors.")
+    trace_file: str = doc("", "File that request traces are appended to, once a client switches tracing on; default: tracing can't be switched on.")
+
+    def __post_init__(self) -> None:
+        for name in ("grpc_port", "metrics_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:
+                raise ConfigError(f"{name} must be from 0 to 65535, got {port}.", param=name)
+        if not 1 <= self.grpc_max_message_bytes < 2**31:
+            raise ConfigError(f"grpc_max_message_bytes must be from 1 to 2147483647, got {self.grpc_max_message_bytes}.", param="grpc_max_message_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """Everything `trivium serve` can be told."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
+    repository: RepositoryConfig = field(default_factory=RepositoryConfig)
+    grpc: GrpcConfig = field(default_factory=GrpcConfig)

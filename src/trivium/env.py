@@ -76,6 +76,17 @@ def settings() -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
+def foreign(name: str) -> str | None:
+    """A variable of another server's that a command of ours takes over by name; an empty value counts as unset."""
+    return os.environ.get(name) or None
+
+
+def define(name: str, value: str) -> None:
+    """Set a variable of the table for this process and those it starts."""
+    assert name in _KNOWN, f"{name} is missing from env.VARIABLES"
+    os.environ[name] = value
+
+
 def child(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """A copy of the environment for a child process, with `changes` made; None removes a variable."""
     copy = dict(os.environ)

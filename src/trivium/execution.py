@@ -6,7 +6,7 @@ process, an ensemble, a stand-in in a test) runs them. Neither knows the other's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -39,6 +39,14 @@ class Execution(Protocol):
 
     def fail(self, error: TriviumError) -> None: ...
 
+    def reschedule(self) -> None:
+        """Instead of ending it: run it again with a later batch (iterative sequences). Fails the execution if its model isn't one."""
+        ...
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """`callback` is called once, when nobody waits for the answer any more; at once if that is so already. One callback an execution."""
+        ...
+
 
 class ModelInstance(Protocol):
     """One copy of a model that runs one batch at a time."""
@@ -49,6 +57,15 @@ class ModelInstance(Protocol):
     @property
     def is_alive(self) -> bool:
         """False while it is being restarted; the scheduler gives it no work then."""
+        ...
+
+    async def wait_alive(self) -> None:
+        """Return once `is_alive`. Raises `TriviumError` if it is given up."""
+        ...
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many batches it takes at once. 1; or 2 if the next can be sent while one is computed, so that its process never waits."""
         ...
 
     async def execute(self, batch: Sequence[Execution]) -> ExecutionTimes:

@@ -64,6 +64,8 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...]
     is_optional: bool = False
     allows_ragged: bool = False
+    is_shape_tensor: bool = False
+    """Its values are a shape (TensorRT): it has no batch dimension, and a batch has one for all of its requests."""
     labels: tuple[str, ...] = ()
     """Class names of an output, for the classification extension."""
 

@@ -28,6 +28,35 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the answer must look like; exactly one of the first five is set. Names are vLLM's."""
+
+    json: str | dict[str, Any] | bool | None = None
+    """A JSON schema, as an object or as text."""
+    regex: str | None = None
+    """The whole answer matches it."""
+    choice: list[str] | None = None
+    grammar: str | None = None
+    """A context-free grammar, in Lark's notation or in GBNF (`root ::= …`)."""
+    json_object: bool | None = None
+    """Any JSON object."""
+    disable_any_whitespace: bool = False
+    """Between the tokens of JSON: none at all."""
+    whitespace_pattern: str | None = None
+    """Between the tokens of JSON: what this regular expression matches."""
+    origin: str = "structured_outputs"
+    """The request's field that asks for it: what errors name."""
+
+    def __post_init__(self) -> None:
+        kinds = ("json", "regex", "choice", "grammar", "json_object")
+        given = [name for name in kinds if getattr(self, name) not in (None, False) or (name == "json" and self.json is False)]
+        if len(given) != 1:
+            message = f"Exactly one of {', '.join(kinds[:-1])} and {kinds[-1]} must be set, got {', '.join(given) or 'none'}."
+            raise InvalidRequest(message, param=self.origin)
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise InvalidRequest("disable_any_whitespace and whitespace_pattern exclude each other.", param=self.origin)
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How tokens of one request are chosen. Names, defaults and ranges are vLLM's; `typical_p` is TGI's.
 
@@ -59,6 +88,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self.validate()
@@ -162,6 +192,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     priority: int = 0
     cache_salt: str | None = None
     timeout_s: float | None = None
+    client: str = ""
+    """Whose request it is, where the queue is shared fairly between clients."""
 
 
 class TokenEvent(msgspec.Struct, kw_only=True):
@@ -172,6 +204,8 @@ class TokenEvent(msgspec.Struct, kw_only=True):
 
     index: int
     text: str = ""
+    pieces: list[str] | None = None
+    """`text` by token, where there are several; None: all of it belongs to the one token."""
     token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: list[LogprobsDict] | None = None
     finish_reason: FinishReason | None = None
@@ -186,6 +220,16 @@ class PromptInfo(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int]
     prompt_logprobs: list[LogprobsDict | None] | None = None
     num_cached_tokens: int = 0
+    scheduled_at: float = 0.0
+    """`time.monotonic()` at which the engine took the request from its queue; 0 where that is not known."""
+
+
+class TextSpan(msgspec.Struct, frozen=True):
+    """A token of a text and the characters it stands for, `text[start:stop]`; a token that was added stands for none."""
+
+    token_id: int
+    start: int
+    stop: int
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:

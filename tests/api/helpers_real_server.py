@@ -23,17 +23,17 @@ START_TIMEOUT_S = 90
 class RealServer:
     """Ready when made. `stop` ends it and everything it started."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, command: str = "serve") -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self._is_told = False
         self.url = f"http://127.0.0.1:{self.port}"
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        command = [sys.executable, "-m", "trivium", "serve", "--port", str(self.port), *flags]
+        line = [sys.executable, "-m", "trivium", command, "--port", str(self.port), *flags]
         # A pipe that nobody reads would fill up and stop the server.
         self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._log, env=environment)
+        self.process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=self._log, env=environment)
         try:
             self.wait_until_ready()
         except BaseException:

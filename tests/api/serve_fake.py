@@ -15,25 +15,27 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "null" / "service"))
 from helpers_scripted_engine import FakeEngine, fake_backend
 
 from trivium import log
-from trivium.config import HttpConfig, ModelSettings
+from trivium.cli.serve import service_limits
+from trivium.config import HttpConfig, ModelSettings, TgiConfig
 from trivium.frontends.app import create_app
 from trivium.frontends.server import bind, port_of, serve
 from trivium.metrics.instruments import Registry
 from trivium.repository.manager import ModelManager
-from trivium.service import InferenceService, ServiceLimits
+from trivium.service import InferenceService
 
 
 async def main(options: dict[str, Any]) -> int:
     http = {"host": "127.0.0.1", "port": 0, "uvicorn_log_level": "warning", **options.get("http", {})}
-    config = HttpConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in http.items()})
+    tgi = TgiConfig(**options.get("tgi", {}))
+    config = HttpConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in http.items()}, tgi=tgi)
     sock = bind(config)
     registry = Registry()
+    registry.names = config.metrics_names
     manager = ModelManager()
     engine = FakeEngine(**options.get("engine", {}))
     settings = ModelSettings(**{"model": "fake", **options.get("settings", {})})
     manager.add(("fake", "fake-alias"), fake_backend(engine, registry, settings=settings, **options.get("backend", {})))
-    limits = ServiceLimits(max_queued=config.max_queued_requests, request_timeout_s=config.request_timeout_s, probe_timeout_s=config.probe_timeout_s)
-    service = InferenceService(manager, limits=limits, registry=registry)
+    service = InferenceService(manager, limits=service_limits(config), registry=registry)
     print(port_of(sock), flush=True)
     try:
         return await serve(create_app(service, config), config, sock=sock)

@@ -86,6 +86,7 @@ def test_the_description_lists_every_route_and_resolves(http: httpx.Client) -> N
     assert set(document["paths"]) == {
         *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize"),
         *("/health", "/livez", "/readyz", "/version", "/metrics", "/docs", "/openapi.json"),
+        *("/", "/generate", "/generate_stream", "/info", "/ping", "/chat_tokenize", "/invocations", "/vertex"),
     }
     schemas = document["components"]["schemas"]
 
@@ -120,7 +121,7 @@ def test_answers_match_their_schemas(http: httpx.Client) -> None:
         "Tokens": http.post("/tokenize", json={"prompt": "a"}).json(),
         "ErrorBody": http.get("/nope").json(),
     }
-    assert all(answer["system_fingerprint"] is None for name, answer in answers.items() if "Completion" in name)
+    assert all(answer["system_fingerprint"].startswith("trivium-") for name, answer in answers.items() if "Completion" in name)
     pairs = [
         *answers.items(),
         *(("CompletionChunk", chunk) for chunk in completion_chunks),
@@ -142,6 +143,6 @@ def test_unknown_fields_may_be_ignored(server: ServerProcess) -> None:
                 ("/detokenize", {"tokens": [97]}),
             ):
                 assert http.post(path, json={**body, "brand_new": {"a": 1}}).status_code == 200
-            assert http.post("/v1/completions", json={"prompt": "a", "guided_regex": "a"}).status_code == 400
+            assert http.post("/v1/completions", json={"prompt": "a", "guided_grammar": "a"}).status_code == 400
     finally:
         lax.stop()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trivium.errors import TriviumError
-from trivium.types import ChatMessage, GenerateRequest, PromptInfo, TokenEvent
+from trivium.types import ChatMessage, GenerateRequest, PromptInfo, TextSpan, TokenEvent
 
 GenerateEvent = PromptInfo | TokenEvent
 
@@ -25,6 +25,7 @@ class ModelInfo:
     max_model_len: int
     vocab_size: int
     max_logprobs: int
+    num_tokenizer_threads: int = 4
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Sampling parameters that apply where a request names none."""
 
@@ -71,6 +72,10 @@ class Vocabulary(Protocol):
         """What each token adds to a text: also where that is a part of a character."""
         ...
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether it steers the model rather than being text: begin, end and the like."""
+        ...
+
 
 class ModelBackend(Vocabulary, Protocol):
     """One loaded model."""
@@ -88,9 +93,19 @@ class ModelBackend(Vocabulary, Protocol):
 
     def generate(self, request: GenerateRequest) -> Generation: ...
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    async def tokenize(self, text: str, *, add_special_tokens: bool, is_bounded: bool = True) -> list[int]:
+        """`is_bounded`: a text of many times the context is refused, since its tokens go nowhere; else its end may go to the model."""
+        ...
 
     async def tokenize_chat(self, request: ChatPrompt) -> list[int]: ...
+
+    async def render_chat(self, request: ChatPrompt) -> str:
+        """The conversation as the model reads it."""
+        ...
+
+    async def spans(self, text: str, *, add_special_tokens: bool) -> list[TextSpan]:
+        """The tokens of a text and where in it they are."""
+        ...
 
     async def probe(self, timeout_s: float) -> None:
         """Returns once the model has proved that it can work. Raises `NotReady` or `EngineDead`."""

@@ -7,6 +7,8 @@ import time
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from trivium.backends.base import ChatPrompt, Generation, ModelInfo
 from trivium.backends.llm_choice import Choice
 from trivium.backends.llm_generation import LLMGeneration, Plan
@@ -29,7 +31,8 @@ from trivium.metrics.instruments import Registry
 from trivium.metrics.sequence import ModelMetrics, SequenceClock
 from trivium.protocol.messages import AddRequest
 from trivium.text import ChatTemplate, Tokenizer
-from trivium.types import GenerateRequest, SamplingParams
+from trivium.text.grammar import GrammarChecker
+from trivium.types import GenerateRequest, SamplingParams, StructuredOutputsParams, TextSpan
 
 BAD_WORD_COST: Final = 128
 """Characters of plain text that take as long to tokenize as a short word, twice, with the calls' overhead."""
@@ -54,8 +57,11 @@ class LLMBackend:
         assert ready is not None, "the engine is not ready"
         self._engine = engine
         self._tokenizer = tokenizer
-        self._prompter = Prompter(tokenizer, template, max_model_len=ready.max_model_len, vocab_size=ready.vocab_size)
+        self._prompter = Prompter(
+            tokenizer, template, max_model_len=ready.max_model_len, vocab_size=ready.vocab_size, num_threads=settings.tokenizer_threads
+        )
         self._eos_token_ids = eos_token_ids(tokenizer, config, generation_config, vocab_size=ready.vocab_size)
+        self._grammars = GrammarChecker()
         self._ids = itertools.count()
         self._max_num_seqs = ready.max_num_seqs
         suggested = suggested_config(settings.generation_config, generation_config)
@@ -66,6 +72,7 @@ class LLMBackend:
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
             max_logprobs=settings.max_logprobs,
+            num_tokenizer_threads=settings.tokenizer_threads,
             sampling_defaults=sampling_defaults(suggested, settings.override_generation_config),
         )
         self._metrics = ModelMetrics(registry, name)
@@ -88,11 +95,17 @@ class LLMBackend:
     def generate(self, request: GenerateRequest) -> Generation:
         return LLMGeneration(request, self._engine, self._tokenizer, self._metrics, self._plan)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return await self._prompter.tokenize(text, add_special_tokens=add_special_tokens)
+    async def tokenize(self, text: str, *, add_special_tokens: bool, is_bounded: bool = True) -> list[int]:
+        return await self._prompter.tokenize(text, add_special_tokens=add_special_tokens, is_bounded=is_bounded)
 
     async def tokenize_chat(self, request: ChatPrompt) -> list[int]:
         return await self._prompter.tokenize_chat(request)
+
+    async def render_chat(self, request: ChatPrompt) -> str:
+        return await self._prompter.render(request)
+
+    async def spans(self, text: str, *, add_special_tokens: bool) -> list[TextSpan]:
+        return await self._prompter.spans(text, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, token_ids: list[int]) -> str:
         return await self._prompter.detokenize(token_ids)
@@ -108,11 +121,15 @@ class LLMBackend:
     def token_bytes(self, token_ids: list[int]) -> list[bytes]:
         return [b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id) for token_id in token_ids]
 
+    def is_special(self, token_id: int) -> bool:
+        return self._tokenizer is not None and token_id in self._tokenizer.special_ids
+
     async def probe(self, timeout_s: float) -> None:
         await self._engine.probe(timeout_s)
 
     async def close(self) -> None:
         self._prompter.close()
+        self._grammars.close()
         await self._engine.close()
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
@@ -125,6 +142,8 @@ class LLMBackend:
         if not -MAX_PRIORITY - 1 <= request.priority <= MAX_PRIORITY:
             raise InvalidRequest(f"priority must be from {-MAX_PRIORITY - 1} to {MAX_PRIORITY}, got {request.priority}.", param="priority")
         check_params(params, vocab_size=self._info.vocab_size, max_logprobs=self._info.max_logprobs)
+        grammar = await self._grammar(params.structured_outputs)
+        params = msgspec.structs.replace(params, structured_outputs=None)
         bad_words = await self._bad_words(params)
         check_choosable(params, eos_token_ids=self._eos_token_ids, bad_words=bad_words, vocab_size=self._info.vocab_size)
         if params.stop_strings:
@@ -145,10 +164,18 @@ class LLMBackend:
                 bad_words_token_ids=bad_words,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
+                grammar=grammar,
             )
             additions.append(addition)
             choices.append(self._choice(index, addition, own_params, arrived_at))
         return Plan(prompt, additions, choices, num_copies=request.n // num_sequences)
+
+    async def _grammar(self, wanted: StructuredOutputsParams | None) -> str:
+        """For the engine; empty where nothing is wanted. Raises `InvalidRequest` for what can't be compiled."""
+        if wanted is None:
+            return ""
+        self._prompter.tokenizer(wanted.origin)
+        return await self._grammars.check(wanted)
 
     async def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         words = params.bad_words

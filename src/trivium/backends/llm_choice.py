@@ -48,15 +48,18 @@ class Choice:
     def _add_text(self, text: OutputText, event: TokenEvent) -> None:
         ends_with_stop = event.finish_reason is FinishReason.STOP
         last = len(event.token_ids) - 1
+        pieces: list[str] = []
         for position, token_id in enumerate(event.token_ids):
-            event.text += text.push(token_id, ends=ends_with_stop and position == last)
+            pieces.append(text.push(token_id, ends=ends_with_stop and position == last))
             if text.stop_reason is not None:
-                self._cut(event, position + 1, text.stop_reason)
-                return
-        if event.finish_reason is not None:
-            event.text += text.finish()
-            if text.stop_reason is not None:
-                self._cut(event, len(event.token_ids), text.stop_reason)
+                break
+        if event.finish_reason is not None and text.stop_reason is None:
+            rest = text.finish()
+            pieces = [*pieces[:-1], pieces[-1] + rest] if pieces else [rest]
+        if text.stop_reason is not None:
+            self._cut(event, len(pieces), text.stop_reason)
+        event.text = pieces[0] if len(pieces) == 1 else "".join(pieces)
+        event.pieces = pieces if len(pieces) > 1 else None
 
     def _cut(self, event: TokenEvent, num_tokens: int, stop_string: str) -> None:
         """A stop string is complete: tokens that came with or after it are dropped, and the engine need not go on."""

@@ -52,10 +52,14 @@ class MergedFeed:
     def __init__(self, choices: list[Choice], streams: list[AsyncIterator[TokenOutput]]) -> None:
         self._inbox: deque[tuple[Choice, TokenOutput] | BaseException] = deque()
         self._arrived = asyncio.Event()
+        self._choices = choices
         self._streams = {choice.index: stream for choice, stream in zip(choices, streams, strict=True)}
-        self._tasks = {choice.index: asyncio.create_task(self._read(choice, self._streams[choice.index])) for choice in choices}
+        self._tasks: dict[int, asyncio.Task[None]] | None = None
 
     async def get(self) -> tuple[Choice, TokenOutput]:
+        if self._tasks is None:
+            # Not before: reading a stream submits its sequence, and the request may have to wait for its turn.
+            self._tasks = {choice.index: asyncio.create_task(self._read(choice, self._streams[choice.index])) for choice in self._choices}
         while True:
             while not self._inbox:
                 self._arrived.clear()
@@ -67,7 +71,7 @@ class MergedFeed:
                 return item
 
     async def stop(self, choice: Choice) -> None:
-        task = self._tasks.pop(choice.index, None)
+        task = None if self._tasks is None else self._tasks.pop(choice.index, None)
         if task is None:
             return
         task.cancel()
@@ -75,7 +79,7 @@ class MergedFeed:
         await close_stream(self._streams[choice.index])
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
+        tasks = list((self._tasks or {}).values())
         for task in tasks:
             task.cancel()
         if tasks:

@@ -68,11 +68,13 @@ class LLMGeneration:
     async def start(self) -> None:
         if self._plan is not None or self._is_done:
             return
+        begin = time.monotonic()
         try:
             self._plan = plan = await self._interruptible(self._prepare(self._request))
         except BaseException:
             self._finish()
             raise
+        self._metrics.validation_time.observe(time.monotonic() - begin)
         self._num_open = len(plan.choices)
         self._feed = create_feed(plan.choices, [self._engine.submit(addition) for addition in plan.additions])
         self._metrics.request_params_n.observe(self._request.n)
@@ -163,6 +165,7 @@ class LLMGeneration:
         prompt = self._plan.prompt
         info = PromptInfo(prompt=prompt.text, prompt_token_ids=prompt.token_ids, prompt_logprobs=logprobs)
         info.num_cached_tokens = output.num_cached_tokens
+        info.scheduled_at = choice.clock.scheduled_at
         self._ready.appendleft(info)
         self._has_prompt_info = True
 

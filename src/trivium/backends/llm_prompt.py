@@ -13,7 +13,7 @@ from trivium.backends.base import ChatPrompt
 from trivium.backends.llm_params import check_ids
 from trivium.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
 from trivium.text import ChatTemplate, Tokenizer
-from trivium.types import GenerateRequest
+from trivium.types import GenerateRequest, TextSpan
 
 T = TypeVar("T")
 
@@ -36,14 +36,16 @@ class Prompt:
 class Prompter:
     """Knows the tokenizer (None: token ids only) and the chat template (None: the model has none) of one model."""
 
-    def __init__(self, tokenizer: Tokenizer | None, template: ChatTemplate | None, *, max_model_len: int, vocab_size: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, template: ChatTemplate | None, *, max_model_len: int, vocab_size: int, num_threads: int = NUM_THREADS
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._bound = max(MIN_BOUND, 4 * max_model_len)
         """Most token ids of a text that goes to no model."""
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         self._template_threads = ThreadPoolExecutor(NUM_TEMPLATE_THREADS, thread_name_prefix="template")
 
     async def prompt(self, request: GenerateRequest) -> Prompt:
@@ -71,21 +73,30 @@ class Prompter:
         encode = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
         return Prompt(await self.run(encode, len(text)), text)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids that go to no model. A text of more than `max(65536, 4 * max_model_len)` tokens is refused."""
-        return (await self.text(text, add_special_tokens=add_special_tokens, max_tokens=self._bound)).token_ids
+    async def tokenize(self, text: str, *, add_special_tokens: bool, is_bounded: bool = True) -> list[int]:
+        """Token ids that go to no model. If `is_bounded`, a text of more than `max(65536, 4 * max_model_len)` tokens is refused."""
+        return (await self.text(text, add_special_tokens=add_special_tokens, max_tokens=self._bound if is_bounded else None)).token_ids
 
     async def tokenize_chat(self, prompt: ChatPrompt) -> list[int]:
         return (await self.chat(prompt, max_tokens=self._bound)).token_ids
 
-    async def chat(self, prompt: ChatPrompt, *, max_tokens: int | None = None) -> Prompt:
+    async def spans(self, text: str, *, add_special_tokens: bool) -> list[TextSpan]:
+        """As `tokenize`, with the place of each token."""
+        encode = partial(self.tokenizer("inputs").encode_spans, text, add_special_tokens=add_special_tokens, max_tokens=self._bound)
+        return await self.run(encode, len(text))
+
+    async def render(self, prompt: ChatPrompt) -> str:
+        """The conversation as text."""
         tokenizer = self.tokenizer("messages")
         template = self._template
         if template is None and prompt.chat_template is None:
             raise UnsupportedFeature("This model has no chat template; set one with --chat-template, or use completions.", param="messages")
         # Templates are rendered by another process, which is waited for.
         render = partial(_render, template, tokenizer, prompt)
-        text = await asyncio.get_running_loop().run_in_executor(self._template_threads, render)
+        return await asyncio.get_running_loop().run_in_executor(self._template_threads, render)
+
+    async def chat(self, prompt: ChatPrompt, *, max_tokens: int | None = None) -> Prompt:
+        text = await self.render(prompt)
         try:
             return await self.text(text, add_special_tokens=prompt.add_special_tokens, max_tokens=max_tokens)
         except PromptTooLong as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from trivium.batching.statistics import ModelStatistics
 from trivium.errors import TriviumError
 from trivium.infer import InferRequest, InferResponse, TensorSpec
 
@@ -40,6 +41,17 @@ class Inference(Protocol):
 
     async def aclose(self) -> None: ...
 
+    def cancel(self) -> None:
+        """What `aclose` does, for callers that can't wait."""
+        ...
+
+    def deliver_to(self, on_response: Callable[[InferResponse], None], on_error: Callable[[TriviumError], None]) -> None:
+        """Instead of iterating: `on_response` gets each response as it comes, what came before at once; `on_error` the error it ends with.
+
+        Neither is called after `cancel`. Done callbacks run after them.
+        """
+        ...
+
     def fail(self, error: TriviumError) -> None:
         """End it from outside: the consumer gets `error`."""
         ...
@@ -61,6 +73,11 @@ class TensorModel(Protocol):
     @property
     def num_pending(self) -> int:
         """Requests that wait for an instance."""
+        ...
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """Live counters."""
         ...
 
     def infer(self, request: InferRequest) -> Inference:

@@ -24,11 +24,15 @@ INTERRUPTED: Final = 130
 
 COMMANDS: Final = {
     "serve": ("trivium.cli.serve", "Serve a model over the OpenAI API."),
+    "launcher": ("trivium.cli.launcher", "Serve a model with text-generation-launcher's flags."),
     "chat": ("trivium.cli.chat", "Talk to a model in the terminal, or pipe a prompt through it."),
     "run": ("trivium.cli.chat", "Another name for chat."),
     "pull": ("trivium.cli.pull", "Download a model, or say where it already is."),
     "cache": ("trivium.cli.cache", "What has been downloaded: list it, remove it."),
+    "quantize": ("trivium.cli.quantize", "Make a checkpoint of 4 or 8 bits."),
     "show": ("trivium.cli.show", "What a model is and what it needs, without loading it."),
+    "models": ("trivium.cli.models", "Models of a running server: list, show, load, unload; check a repository."),
+    "init": ("trivium.cli.init", "Lay out a model repository for a model file."),
     "config": ("trivium.cli.config", "Show, check or describe settings."),
     "doctor": ("trivium.cli.doctor", "Versions, devices and which fast paths are on."),
 }

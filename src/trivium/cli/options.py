@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar, cast, get_origin
 import click
 
 from trivium import env, log
+from trivium.cli import triton_flags
 from trivium.config import ServerConfig
 from trivium.config_io import Resolved, Setting, resolve, settings_of
 
@@ -57,7 +58,12 @@ def _help(setting: Setting) -> str:
 
 
 class SettingsCommand(click.Command):
-    """A command whose help shows its settings under the heading of the dataclass each is in."""
+    """A command whose help shows its settings under the heading of the dataclass each is in. Triton's flags are understood."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        flags = [option for option in self.params if isinstance(option, click.Option) and option.is_flag]
+        booleans = {name for option in flags for name in (*option.opts, *option.secondary_opts) if name.startswith("--")}
+        return super().parse_args(ctx, triton_flags.translate(args, booleans))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": []}

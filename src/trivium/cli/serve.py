@@ -7,24 +7,31 @@ import gc
 import logging
 import socket
 import time
+from pathlib import Path
 from typing import Any, Final
 
 import click
 import uvloop
 
 from trivium import env, log
+from trivium.cli.announce import Ports, announce
 from trivium.cli.loading import Loaded, check_model, load_backend, served_names
+from trivium.cli.model_bars import ModelBars
 from trivium.cli.options import CONTEXT, SettingsCommand, resolve_options, setting_options
-from trivium.cli.ready import OPEN_WARNING, facts, is_open, ready_block
+from trivium.cli.repository import adopt, make_repository
 from trivium.cli.terminal import Steps
 from trivium.cli.vllm_flags import check_foreign, foreign_options
-from trivium.config import ServerConfig
+from trivium.config import HttpConfig, ServerConfig
 from trivium.errors import ConfigError
 from trivium.frontends.app import create_app
+from trivium.frontends.kserve.server_state import KserveState
+from trivium.frontends.listeners import Listeners
 from trivium.frontends.server import bind, port_of, serve
 from trivium.metrics.catalogue import LOG_LINES_DROPPED
 from trivium.metrics.instruments import Registry
+from trivium.repository.layout import check_repositories
 from trivium.repository.manager import ModelManager
+from trivium.repository.repository import ModelRepository
 from trivium.service import InferenceService, ServiceLimits
 
 logger = logging.getLogger(__name__)
@@ -48,7 +55,9 @@ def command(*, model_argument: str, **options: Any) -> int:
     config = resolve_options(ServerConfig, options, model=model_argument or options["model"]).config
     log.setup()
     log.register_secrets([*config.http.api_key, env.get("HF_TOKEN") or ""])
-    check_model(config.engine.model)
+    if serves_model(config):
+        check_model(config.engine.model)
+    check_repositories([Path(path) for path in config.repository.model_repository])
     sock = bind(config.http)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(config, sock))
@@ -61,18 +70,26 @@ async def run(config: ServerConfig, sock: socket.socket) -> int:
     """
     started = time.monotonic()
     manager = ModelManager()
-    names = served_names(config.engine.model)
-    manager.expect(names)
-    service = InferenceService(manager, limits=_limits(config), registry=_registry())
-    server = asyncio.create_task(serve(create_app(service, config.http), config.http, sock=sock), name="http")
-    loading = asyncio.create_task(_load(config, service, names[0]), name="loading")
+    registry = _registry(config.http)
+    bars = ModelBars()
+    names = served_names(config.engine.model) if serves_model(config) else ()
+    if names:
+        manager.expect(names)
+    repository = make_repository(config, manager, registry, bars) if config.repository.model_repository else None
+    service = InferenceService(manager, limits=service_limits(config.http), registry=registry, repository=repository)
+    state = KserveState(config.grpc)
+    listeners = Listeners(service, config, state)
+    await listeners.start()
+    server = asyncio.create_task(serve(create_app(service, config.http, state=state), config.http, sock=sock), name="http")
+    loading = asyncio.create_task(_load(config, service, names, repository, bars), name="loading")
     try:
         await asyncio.wait({server, loading}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loaded = loading.result()
             _freeze_garbage()
-            _announce(config, loaded, model=names[0], port=port_of(sock), start_s=time.monotonic() - started)
-            if not await _outlives_engine(server, loaded):
+            ports = Ports(http=port_of(sock), grpc=listeners.grpc_port, metrics=listeners.metrics_port)
+            announce(config, loaded, repository, model=names[0] if names else "", ports=ports, start_s=time.monotonic() - started)
+            if loaded is not None and not await _outlives_engine(server, loaded):
                 logger.error("the engine can't be started again: the server ends")
                 return ENGINE_LOST
         return await server
@@ -80,7 +97,15 @@ async def run(config: ServerConfig, sock: socket.socket) -> int:
         for task in (loading, server):
             task.cancel()
         await asyncio.gather(loading, server, return_exceptions=True)
+        await listeners.close()
+        if repository is not None:
+            await repository.close()
         await service.close()
+
+
+def serves_model(config: ServerConfig) -> bool:
+    """Whether a model is served under a name of its own: the one that was named, or the packaged one where there is no repository."""
+    return bool(config.engine.model.model) or not config.repository.model_repository
 
 
 async def _outlives_engine(server: asyncio.Task[int], loaded: Loaded) -> bool:
@@ -95,8 +120,9 @@ async def _outlives_engine(server: asyncio.Task[int], loaded: Loaded) -> bool:
         waiting.cancel()
 
 
-def _registry() -> Registry:
+def _registry(http: HttpConfig) -> Registry:
     registry = Registry()
+    registry.names = http.metrics_names
     dropped = registry.counter(LOG_LINES_DROPPED)
 
     def refresh() -> None:
@@ -106,30 +132,34 @@ def _registry() -> Registry:
     return registry
 
 
-def _limits(config: ServerConfig) -> ServiceLimits:
-    http = config.http
-    return ServiceLimits(max_queued=http.max_queued_requests, request_timeout_s=http.request_timeout_s, probe_timeout_s=http.probe_timeout_s)
+def service_limits(http: HttpConfig) -> ServiceLimits:
+    """What the service is to hold requests to."""
+    return ServiceLimits(
+        max_queued=http.max_queued_requests,
+        max_concurrent=http.max_concurrent_requests,
+        is_fair=bool(http.fairness_header),
+        queue_timeout_s=http.queue_timeout_s,
+        ignores_unknown_names=http.ignore_unknown_models,
+        request_timeout_s=http.request_timeout_s,
+        probe_timeout_s=http.probe_timeout_s,
+    )
 
 
-async def _load(config: ServerConfig, service: InferenceService, name: str) -> Loaded:
-    """Load the model into the service."""
-    with Steps() as steps:
-        loaded = await load_backend(config.engine, name=name, registry=service.registry, steps=steps)
-    service.manager.set_ready(name, loaded.backend)
+async def _load(
+    config: ServerConfig, service: InferenceService, names: tuple[str, ...], repository: ModelRepository | None, bars: ModelBars
+) -> Loaded | None:
+    """Load the model into the service, then the repository's."""
+    loaded = None
+    if names:
+        with Steps() as steps:
+            loaded = await load_backend(config.engine, name=names[0], registry=service.registry, steps=steps)
+        service.manager.set_ready(names[0], loaded.backend)
+    if repository is not None:
+        if loaded is not None:
+            adopt(repository, names[0], loaded.backend)
+        with bars:
+            await repository.start()
     return loaded
-
-
-def _announce(config: ServerConfig, loaded: Loaded, *, model: str, port: int, start_s: float) -> None:
-    """To people as a block on standard output; where logs are JSON, as log records."""
-    if log.is_json():
-        for name, text in facts(loaded.ready, model=model):
-            logger.info("%s", f"{name}: {text}" if name else text)
-        if is_open(config):
-            logger.warning(OPEN_WARNING)
-    else:
-        block = ready_block(config, loaded.ready, model=model, port=port, has_chat=loaded.has_chat, start_s=start_s)
-        click.echo(f"\n{block}\n")
-    logger.info("ready", extra={"model": model, "port": port, "duration_s": round(start_s, 3)})
 
 
 def _freeze_garbage() -> None:

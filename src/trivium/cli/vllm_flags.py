@@ -38,7 +38,6 @@ FLAGS: Final[Mapping[str, ForeignFlag]] = {
     "enable_sleep_mode": ForeignFlag(("false",), _LATER, is_bool=True),
     "lora_modules": ForeignFlag((), f"adapters are {_LATER}"),
     "pipeline_parallel_size": ForeignFlag(("1",), _LATER),
-    "quantization": ForeignFlag(("none",), f"quantized execution is {_LATER}"),
     "reasoning_parser": ForeignFlag(("",), _LATER),
     "response_role": ForeignFlag(("assistant",), _LATER),
     "speculative_config": ForeignFlag(("none",), _LATER),

@@ -14,11 +14,16 @@ from trivium.config import HttpConfig
 from trivium.frontends.asgi import Handler, Receive, Scope, Send
 from trivium.frontends.docs import DocsRoutes
 from trivium.frontends.edge import Edge
-from trivium.frontends.errors import HttpError
+from trivium.frontends.errors import ErrorSender, HttpError, send_error
+from trivium.frontends.kserve.errors import send_kserve_error
+from trivium.frontends.kserve.rest import direct_infer, is_kserve_path, kserve_table
+from trivium.frontends.kserve.server_state import KserveState
 from trivium.frontends.openai.models import ModelsRoute
 from trivium.frontends.openai.routes import chat_route, completions_route
 from trivium.frontends.openai.tokenization import DetokenizeRoute, TokenizeRoute
 from trivium.frontends.system import SystemRoutes
+from trivium.frontends.tgi.errors import send_tgi_error
+from trivium.frontends.tgi.routes import TGI_PATHS, tgi_table
 from trivium.service import InferenceService
 
 
@@ -34,39 +39,50 @@ class Endpoint:
         await self._handler(scope, receive, send)
 
 
-def create_app(service: InferenceService, config: HttpConfig | None = None) -> Starlette:
-    """The application; `app.state.service` is the service."""
+def create_app(service: InferenceService, config: HttpConfig | None = None, *, state: KserveState | None = None) -> Starlette:
+    """The application; `app.state.service` is the service. `state` is what KServe's routes share with its gRPC server."""
     config = config or HttpConfig()
-    routes = [Route(path, Endpoint(handler), methods=[method]) for method, path, handler in _table(service, config)]
+    state = state or KserveState()
+    routes = [Route(path, Endpoint(handler), methods=[method]) for method, path, handler in _table(service, config, state)]
     labels = {id(route.endpoint): route.path_format for route in routes}
-    middleware = [Middleware(Edge, config, service, labels)]
+    middleware = [Middleware(Edge, config, service, labels, _error_sender)]
     if config.allowed_origins:
         middleware.insert(0, _cors(config.allowed_origins))
     app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _raise_http_error})
     # A redirect would be built from the Host header, which anybody can forge.
     app.router.redirect_slashes = False
     app.state.service = service
+    # CORS headers are the middleware's to add.
+    app.state.direct = None if config.allowed_origins else direct_infer(service, config, state)
     return app
 
 
-def _table(service: InferenceService, config: HttpConfig) -> list[tuple[str, str, Handler]]:
+def _table(service: InferenceService, config: HttpConfig, state: KserveState) -> list[tuple[str, str, Handler]]:
     system = SystemRoutes(service)
     docs = DocsRoutes(config.root_path)
+    chat, completions = chat_route(service, config), completions_route(service, config)
     return [
-        ("POST", "/v1/completions", completions_route(service, config)),
-        ("POST", "/v1/chat/completions", chat_route(service, config)),
+        ("POST", "/v1/completions", completions),
+        ("POST", "/v1/chat/completions", chat),
         ("GET", "/v1/models", ModelsRoute(service)),
         ("GET", "/v1/models/{model:path}", ModelsRoute(service)),
-        ("POST", "/tokenize", TokenizeRoute(service, config)),
+        *tgi_table(service, config, chat=chat, completions=completions, tokenize=TokenizeRoute(service, config)),
         ("POST", "/detokenize", DetokenizeRoute(service, config)),
         ("GET", "/health", system.health),
         ("GET", "/livez", system.livez),
         ("GET", "/readyz", system.readyz),
         ("GET", "/version", system.version),
         ("GET", "/metrics", system.metrics),
+        *kserve_table(service, config, state),
         ("GET", "/docs", docs.page),
         ("GET", "/openapi.json", docs.document),
     ]
+
+
+def _error_sender(path: str) -> ErrorSender:
+    if is_kserve_path(path):
+        return send_kserve_error
+    return send_tgi_error if path in TGI_PATHS else send_error
 
 
 def _cors(origins: tuple[str, ...]) -> Middleware:

@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from trivium.config import HttpConfig
 from trivium.errors import RequestCancelled
 from trivium.frontends.asgi import Handler, Message, Receive, Scope, Send, header
 from trivium.frontends.auth import ApiKeys
-from trivium.frontends.errors import STATUS_CLIENT_CLOSED, as_trivium_error, send_error
+from trivium.frontends.errors import STATUS_CLIENT_CLOSED, ErrorSender, as_trivium_error, send_error
 from trivium.frontends.openai.params import is_request_id, new_request_id
 from trivium.metrics import catalogue as c
 from trivium.service import InferenceService
 
-PUBLIC_PATHS: Final = frozenset({"/health", "/livez", "/readyz", "/metrics"})
-"""Answered without a key. Everything else, routes that don't exist included, asks for one."""
+PUBLIC_PATHS: Final = frozenset({"/health", "/livez", "/readyz", "/metrics", "/ping", "/v2/health/live", "/v2/health/ready"})
+"""Answered without a key, and so is `GET /`. Everything else, routes that don't exist included, asks for one."""
 _METHODS: Final = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 
 
 class Edge:
-    """ASGI middleware. `labels` maps an endpoint to the name it has in metrics."""
+    """ASGI middleware. `labels` maps an endpoint to the name it has in metrics; `error_sender` tells how errors look on a path, unless the
+    route sets `scope["trivium.send_error"]` itself."""
 
-    def __init__(self, app: Handler, config: HttpConfig, service: InferenceService, labels: dict[int, str]) -> None:
+    def __init__(
+        self,
+        app: Handler,
+        config: HttpConfig,
+        service: InferenceService,
+        labels: dict[int, str],
+        error_sender: Callable[[str], ErrorSender] = lambda path: send_error,
+    ) -> None:
         self._app = app
         self._service = service
         self._keys = ApiKeys(config.api_key)
         self._root_path = config.root_path.rstrip("/")
         self._registry = service.registry
         self._labels = labels
+        self._error_sender = error_sender
         self._in_flight = self._registry.gauge(c.HTTP_IN_FLIGHT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,7 +49,9 @@ class Edge:
         exchange = _Exchange(scope, receive, send, is_last=self._service.is_draining)
         self._in_flight.inc()
         try:
-            if self._path(scope) not in PUBLIC_PATHS:
+            path = self._path(scope)
+            scope["trivium.send_error"] = self._error_sender(path)
+            if not _is_public(scope, path):
                 self._keys.check(scope)
             await self._app(scope, exchange.receive, exchange.send)
         except RequestCancelled:
@@ -53,7 +64,7 @@ class Edge:
             if exchange.status:
                 # The status line is out; all that is left is to cut the connection, which uvicorn does when the app raises.
                 raise
-            await send_error(exchange.send, known)
+            await scope["trivium.send_error"](exchange.send, known)
         finally:
             self._in_flight.inc(-1.0)
             self._count(scope, exchange)
@@ -103,6 +114,10 @@ class _Exchange:
             if self._is_last or not self.is_body_read:
                 message["headers"].append((b"connection", b"close"))
         return self._send(message)
+
+
+def _is_public(scope: Scope, path: str) -> bool:
+    return path in PUBLIC_PATHS or (path == "/" and scope["method"] in ("GET", "HEAD"))
 
 
 def _has_body(scope: Scope) -> bool:

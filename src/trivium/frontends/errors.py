@@ -7,6 +7,7 @@ tells nothing about the inside.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -16,6 +17,9 @@ from trivium.frontends.asgi import Headers, Send, send_bytes
 logger = logging.getLogger(__name__)
 
 STATUS_CLIENT_CLOSED = 499
+
+ErrorSender = Callable[[Send, TriviumError], Awaitable[None]]
+"""Answers a request with an error, in the shape of one API."""
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from trivium.config import HttpConfig
 from trivium.frontends.asgi import Message, Send
+from trivium.frontends.direct import DirectCycle, DirectRoute
 from trivium.frontends.errors import HttpError, error_body
 
 KEEP_ALIVE_PROBES: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
@@ -25,17 +26,19 @@ class _Refused(Exception):
     pass
 
 
-def limited_protocol(config: HttpConfig) -> type[HttpToolsProtocol]:
-    """The class to give to uvicorn."""
+def limited_protocol(config: HttpConfig, direct: DirectRoute | None = None) -> type[HttpToolsProtocol]:
+    """The class to give to uvicorn. `direct` is answered without ASGI."""
 
-    class LimitedHttpProtocol(_LimitedHttpProtocol):
+    class ConfiguredHttpProtocol(LimitedHttpProtocol):
         limits = config
+        direct_route = direct
 
-    return LimitedHttpProtocol
+    return ConfiguredHttpProtocol
 
 
-class _LimitedHttpProtocol(HttpToolsProtocol):
+class LimitedHttpProtocol(HttpToolsProtocol):
     limits: HttpConfig
+    direct_route: DirectRoute | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,6 +75,8 @@ class _LimitedHttpProtocol(HttpToolsProtocol):
             if self._header_timer is None:
                 self._start_header_timer()
         self._parse(data)
+        if isinstance(self.cycle, DirectCycle):
+            self.cycle.start_timer()
         # A header that has not ended yet is seen by no callback.
         if self._in_headers and self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
             self._refusal = _too_large(self.limits)
@@ -119,6 +124,9 @@ class _LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_header_timer()
         if not self._has_host and version == "1.1":
             self._refuse(HttpError(400, "missing_host", "The request has no Host header."))
+        if self.direct_route is not None and self.direct_route.takes(self.parser.get_method(), self.url):
+            self._begin_direct(self.direct_route, version)
+            return
         super().on_headers_complete()
         if version == "1.0":
             end_with_connection(self.cycle)
@@ -146,6 +154,24 @@ class _LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    def _begin_direct(self, route: DirectRoute, version: str) -> None:
+        """As the end of uvicorn's `on_headers_complete`."""
+        before = cast("RequestResponseCycle | None", self.cycle)
+        keep_alive = version != "1.0" and self.parser.should_keep_alive()
+        cycle = DirectCycle(self, route, self.url, self.headers, keep_alive=keep_alive, expects_continue=self.expect_100_continue)
+        self.cycle = cast("RequestResponseCycle", cycle)
+        if before is None or before.response_complete:
+            cycle.admit()
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, cast("Any", self.app)))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle | DirectCycle, app: Any) -> None:
+        if isinstance(cycle, DirectCycle):
+            cycle.admit()
+        else:
+            super()._start_asgi_task(cycle, app)
 
     def _parse(self, data: bytes) -> None:
         """As uvicorn's `data_received`, but an offer to upgrade is passed over and its request answered as any other, with its body."""

@@ -18,13 +18,20 @@ MAX_LENGTH_DIGITS: Final = 20
 """As many as 64 bits need; zeros in front count."""
 _PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
 _KEY_PATH = re.compile(r" - at `key` in `\$?\.?([^`]*)`$")
-_UNKNOWN = re.compile(r"^Object contains unknown field `(.*?)`")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*?)`", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(.*?)`")
 
 
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
-    """Raises `PayloadTooLarge`, `RequestCancelled` when the client went away, and `HttpError` 408 or 415."""
-    encoding = header(scope, b"content-encoding")
+class MalformedBody(InvalidRequest):
+    """No JSON at all, where any other `InvalidRequest` is JSON that says something wrong."""
+
+
+async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float, allows_compression: bool = False) -> bytes:
+    """Raises `PayloadTooLarge`, `RequestCancelled` when the client went away, and `HttpError` 408 or 415.
+
+    With `allows_compression` the caller looks at Content-Encoding itself.
+    """
+    encoding = None if allows_compression else header(scope, b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         raise HttpError(415, "unsupported_content_encoding", "Compressed request bodies are not accepted; send the body as it is.")
     length = header(scope, b"content-length")
@@ -66,15 +73,15 @@ def parse_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     decoder; of a key that comes twice the last one counts.
     """
     if not body:
-        raise InvalidRequest("The request body is empty; a JSON object is expected.")
+        raise MalformedBody("The request body is empty; a JSON object is expected.")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
+        raise MalformedBody(f"The request body is not valid JSON: {error}.") from None
     except RecursionError:
-        raise InvalidRequest("The request body is nested too deeply.") from None
+        raise MalformedBody("The request body is nested too deeply.") from None
 
 
 def _explain(message: str) -> InvalidRequest:

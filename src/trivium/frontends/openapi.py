@@ -9,6 +9,7 @@ import msgspec
 from trivium import __version__
 from trivium.frontends.errors import ErrorBody
 from trivium.frontends.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from trivium.frontends.tgi import openapi as tgi
 
 Json = dict[str, Any]
 
@@ -86,8 +87,8 @@ def _answers() -> Json:
     model = _object(id=_STRING, object=_STRING, created=_INTEGER, owned_by=_STRING, root=_STRING, parent=_ANY, max_model_len=_INTEGER)
     return {
         "Usage": usage,
-        "Completion": _object(**head, choices=_list(completion_choice), usage=_ref("Usage"), system_fingerprint=_nullable(_STRING)),
-        "ChatCompletion": _object(**head, choices=_list(chat_choice), usage=_ref("Usage"), system_fingerprint=_nullable(_STRING)),
+        "Completion": _object(**head, choices=_list(completion_choice), usage=_ref("Usage"), system_fingerprint=_STRING),
+        "ChatCompletion": _object(**head, choices=_list(chat_choice), usage=_ref("Usage"), system_fingerprint=_STRING),
         "CompletionChunk": _chunk(head, completion_choice),
         "ChatCompletionChunk": _chunk(head, chunk_choice),
         "Model": model,
@@ -138,7 +139,7 @@ def _paths() -> Json:
         "/v1/chat/completions": _post("Answer a conversation", "ChatBody", _ref("ChatCompletion"), chunk="ChatCompletionChunk"),
         "/v1/models": _get("Models that can be used", _ref("ModelList"), errors=("401",)),
         "/v1/models/{model}": {**_get("One model", _ref("Model"), errors=("401", "404", "503")), "parameters": [model_name]},
-        "/tokenize": _post("Text or conversation to token ids", "TokenizeBody", _ref("Tokens")),
+        "/tokenize": _post("Text or conversation to token ids; a body with `inputs` is TGI's", "TokenizeBody", _ref("Tokens")),
         "/detokenize": _post("Token ids to text", "DetokenizeBody", _ref("Text")),
         "/health": _get("Are models loaded and their engines running?", None, errors=("503",), is_public=True),
         "/livez": _get("Does the process answer?", _STRING, media_type=text, is_public=True),
@@ -147,22 +148,23 @@ def _paths() -> Json:
         "/metrics": _get("Prometheus metrics", _STRING, media_type=text, is_public=True),
         "/docs": _get("This description as a page", _STRING, media_type="text/html", errors=("401",)),
         "/openapi.json": _get("This description", {"type": "object"}, errors=("401",)),
+        **tgi.paths(),
     }
 
 
 def openapi_document(root_path: str = "") -> Json:
     """OpenAPI 3.1."""
-    bodies = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ErrorBody)
+    bodies = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ErrorBody, *tgi.BODIES)
     _, components = msgspec.json.schema_components(bodies, ref_template=_REF)
     for name, fields in _REQUIRED.items():
         components[name]["required"] = sorted({*components[name].get("required", ()), *fields})
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Trivium", "version": __version__, "description": "The OpenAI API with vLLM's extra fields."},
+        "info": {"title": "Trivium", "version": __version__, "description": "The OpenAI API with vLLM's extra fields, and TGI's."},
         "servers": [{"url": root_path or "/"}],
         "paths": _paths(),
         "components": {
-            "schemas": {**components, **_answers()},
+            "schemas": {**components, **_answers(), **tgi.schemas()},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],

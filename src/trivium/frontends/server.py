@@ -32,7 +32,7 @@ EXIT_FORCED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 FLUSH_TIMEOUT_S: Final = 2
 """For answers that are complete to reach their clients."""
-PROBES: Final = frozenset({"/health", "/livez", "/readyz", "/metrics"})
+PROBES: Final = frozenset({"/health", "/livez", "/readyz", "/metrics", "/ping"})
 _DATE_INTERVAL_S: Final = 1.0
 
 
@@ -158,7 +158,7 @@ def _uvicorn_config(app: Starlette, config: HttpConfig) -> uvicorn.Config:
     logging.getLogger("uvicorn.access").addFilter(_demote_probes)
     return uvicorn.Config(
         app,
-        http=limited_protocol(config),
+        http=limited_protocol(config, app.state.direct),
         ws="none",
         lifespan="off",
         loop="auto",

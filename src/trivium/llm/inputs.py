@@ -13,7 +13,8 @@ import msgspec
 from trivium.backends.llm_params import MAX_PRIORITY, check_params
 from trivium.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
 from trivium.text import ChatTemplate, Tokenizer
-from trivium.types import ChatMessage, SamplingParams, check_token_ids
+from trivium.text.grammar import GrammarChecker
+from trivium.types import ChatMessage, SamplingParams, StructuredOutputsParams, check_token_ids
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with `prompt` or `prompt_token_ids`, and perhaps a `cache_salt`."""
@@ -38,6 +39,7 @@ class InputReader:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_logprobs = max_logprobs
+        self._grammars = GrammarChecker()
 
     def prompts(self, given: Prompt | Sequence[Prompt]) -> list[TokenizedPrompt]:
         """A single prompt may be given bare; a list of ints is one prompt of token ids."""
@@ -112,10 +114,17 @@ class InputReader:
             field = _FIELD_IN_ERROR.search(str(error))
             raise InvalidRequest(f"A value of sampling_params has the wrong type: {error}.", param=field[1] if field else "sampling_params") from None
         check_params(params, vocab_size=self._vocab_size, max_logprobs=self._max_logprobs)
-        if self._tokenizer is None and (params.stop_strings or params.bad_words):
-            name = "stop" if params.stop_strings else "bad_words"
+        wanted = {"stop": params.stop_strings, "bad_words": params.bad_words, "structured_outputs": params.structured_outputs}
+        for name in [name for name, value in wanted.items() if value] if self._tokenizer is None else ():
             raise UnsupportedFeature(f"{name} needs a tokenizer, and skip_tokenizer_init leaves it out.", param=name)
         return params
+
+    def grammar(self, wanted: StructuredOutputsParams | None) -> str:
+        """For the engine; empty where nothing is wanted."""
+        return "" if wanted is None else self._grammars.check_blocking(wanted)
+
+    def close(self) -> None:
+        self._grammars.close()
 
 
 def conversations(given: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[dict[str, Any]]]:

@@ -153,6 +153,7 @@ class LLM:
     def close(self) -> None:
         """Stop the engine. Safe to call twice."""
         self._finalizer()
+        self._inputs.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -173,9 +174,10 @@ class LLM:
         max_tokens = resolve_max_tokens(params, room=self._max_model_len - len(ids))
         bad_words = bad_words_token_ids(params.bad_words, self.get_tokenizer()) if params.bad_words else []
         check_choosable(params, eos_token_ids=self._eos_token_ids, bad_words=bad_words, vocab_size=self._vocab_size)
+        grammar = self._inputs.grammar(params.structured_outputs)
         sequences: list[assembly.Sequence] = []
         for index in range(params.n):
-            own = msgspec.structs.replace(child_params(params, index, vocab_size=self._vocab_size), n=1)
+            own = msgspec.structs.replace(child_params(params, index, vocab_size=self._vocab_size), n=1, structured_outputs=None)
             addition = AddRequest(
                 request_id=f"{request_id}-{index}",
                 prompt_token_ids=ids,
@@ -185,6 +187,7 @@ class LLM:
                 bad_words_token_ids=bad_words,
                 priority=priority,
                 cache_salt=prompt.cache_salt,
+                grammar=grammar,
             )
             has_logprobs = params.logprobs is not None
             output = CompletionOutput(index, "", [], 0.0 if has_logprobs else None, [] if has_logprobs else None)

@@ -105,6 +105,11 @@ HTTP_IN_FLIGHT = _gauge("http_requests_in_flight", "HTTP requests being answered
 # -- the service --------------------------------------------------------------------------------------------------------------------
 
 ENGINE_UP = _gauge("trivium:engine_up", "1 while the model's engine runs.", ("model_name", "engine"))
+HELD_SEQUENCES = _gauge(
+    "trivium:num_requests_held", "Sequences that wait for their turn before the engine, where the queue is shared fairly.", ("model_name",)
+)
+VALIDATION_TIME = _histogram("trivium:request_validation_seconds", "From a request's arrival to the end of its checks.", LATENCY_BUCKETS)
+WORKER_RESTARTS = _counter("trivium:worker_restarts", "Worker processes started again after they had ended.", ("model", "version"))
 LOG_LINES_DROPPED = _counter("trivium:log_lines_dropped", "Log lines that could not be written.", ())
 
 CATALOGUE: Final[tuple[Metric, ...]] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

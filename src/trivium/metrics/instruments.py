@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from trivium.metrics.catalogue import Metric
+from trivium.metrics.triton import Point
 
 LabelValues = tuple[str, ...]
 
@@ -64,7 +65,11 @@ class Registry:
 
     def __init__(self) -> None:
         self._series: dict[Metric, dict[LabelValues, Instrument]] = {}
+        self.names: tuple[str, ...] = ("vllm",)
+        """Servers under whose names the page shows what is measured of models; see `config.METRIC_NAMES`."""
         self.refreshers: list[Callable[[], None]] = []
+        self.triton_sources: list[Callable[[], list[Point]]] = []
+        """What is shown under Triton's names; called by the reading thread."""
 
     def counter(self, metric: Metric, *labels: str) -> Counter:
         instrument = self._get(metric, labels)

@@ -10,7 +10,8 @@ from trivium.types import FinishReason
 ENGINE = "0"
 """Value of the `engine` label: vLLM numbers its data-parallel engines."""
 QUEUE_FULL = "queue_full"
-"""The one `reason` for which admission is refused."""
+QUEUE_TIMEOUT = "queue_timeout"
+"""`reason`s for which admission is refused."""
 
 
 class ModelMetrics:
@@ -38,6 +39,8 @@ class ModelMetrics:
         self.prompt_tokens_cached = registry.counter(c.PROMPT_TOKENS_CACHED, *labels)
         self.success = {reason: registry.counter(c.REQUEST_SUCCESS, *labels, reason.value) for reason in FinishReason}
         self.rejected_as_queue_full = registry.counter(c.ADMISSION_REJECTIONS, model_name, QUEUE_FULL)
+        self.validation_time = registry.histogram(c.VALIDATION_TIME, *labels)
+        self._held = registry.gauge(c.HELD_SEQUENCES, model_name)
         self._running = registry.gauge(c.NUM_REQUESTS_RUNNING, *labels)
         self._waiting = registry.gauge(c.NUM_REQUESTS_WAITING, *labels)
         self._kv_usage = registry.gauge(c.KV_CACHE_USAGE, *labels)
@@ -68,7 +71,7 @@ class ModelMetrics:
     def on_stats(self, stats: EngineStats) -> None:
         """Gauges as reported; counters by what they grew. An engine that was restarted counts from zero again, ours go on."""
         self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
+        self._waiting.set(stats.num_waiting + self._held.value)
         self._kv_usage.set(1.0 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0)
         has_restarted = stats.num_steps < self._last.num_steps
         last = EngineStats() if has_restarted else self._last
@@ -93,6 +96,11 @@ class SequenceClock:
         self._last_token_at = 0.0
         self._is_new_schedule = False
         self.num_tokens = 0
+
+    @property
+    def scheduled_at(self) -> float:
+        """When the engine last took the sequence from its queue; 0 before."""
+        return self._scheduled_at
 
     def on_scheduled(self, scheduled_at: float) -> None:
         self._scheduled_at = scheduled_at

@@ -26,6 +26,9 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True, kw_only=True, gc=Fa
     priority: int = 0
     """Lower runs earlier; only looked at under the `priority` policy."""
     cache_salt: str | None = None
+    grammar: str = ""
+    """What the output must look like, as `text.grammar.GrammarChecker` makes it; empty: whatever it likes. The engine does not look at
+    `params.structured_outputs`."""
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):

@@ -13,13 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trivium.backends.base import ChatPrompt, GenerateEvent, Generation, ModelBackend, ModelInfo, Vocabulary
-from trivium.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloaded, TriviumError
-from trivium.metrics.catalogue import ADMISSION_REJECTIONS
+from trivium.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotReady, Overloaded, TriviumError
+from trivium.metrics.catalogue import ADMISSION_REJECTIONS, HELD_SEQUENCES
 from trivium.metrics.exposition import Exposition
 from trivium.metrics.instruments import Registry
-from trivium.metrics.sequence import QUEUE_FULL
+from trivium.metrics.sequence import QUEUE_FULL, QUEUE_TIMEOUT
 from trivium.repository.manager import Lease, ModelManager, ModelState
-from trivium.types import GenerateRequest
+from trivium.service.llm_repository import LlmRepository
+from trivium.service.queue import FairQueue, QueuedGeneration
+from trivium.service.tensors import TensorRepository, TensorService
+from trivium.types import GenerateRequest, TextSpan
 
 __all__ = ["ChatPrompt", "GenerateEvent", "Generation", "InferenceService", "ModelInfo", "ServiceLimits", "Vocabulary"]
 
@@ -34,6 +37,14 @@ MAX_RETRY_AFTER_S = 60
 class ServiceLimits:
     max_queued: int = 1024
     """Sequences that may wait, for each model, beyond those it works on at once."""
+    max_concurrent: int | None = None
+    """Sequences in all, for each model, where that is fewer."""
+    is_fair: bool = False
+    """Share the queue fairly between clients (`GenerateRequest.client`)."""
+    queue_timeout_s: float | None = None
+    """Longest wait for a turn."""
+    ignores_unknown_names: bool = False
+    """Take the first model where there is none of the name asked for."""
     request_timeout_s: float | None = None
     probe_timeout_s: float = 10.0
 
@@ -41,13 +52,24 @@ class ServiceLimits:
 class InferenceService:
     """Belongs to one event loop."""
 
-    def __init__(self, manager: ModelManager, *, limits: ServiceLimits | None = None, registry: Registry | None = None) -> None:
+    def __init__(
+        self,
+        manager: ModelManager,
+        *,
+        limits: ServiceLimits | None = None,
+        registry: Registry | None = None,
+        repository: TensorRepository | None = None,
+    ) -> None:
+        """Without a `repository`, tensor requests are answered by the manager's language models."""
         self.manager = manager
         self.limits = limits or ServiceLimits()
         self.registry = registry or Registry()
+        self._repository = repository
+        self.tensors = TensorService(repository or LlmRepository(manager), request_timeout_s=self.limits.request_timeout_s)
         self._exposition = Exposition(self.registry)
         self._running: dict[Generation, int] = {}
         self._load: dict[ModelBackend, int] = {}
+        self._queues: dict[ModelBackend, FairQueue] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_draining = False
@@ -77,7 +99,7 @@ class InferenceService:
 
     def _generate(self, request: GenerateRequest, lease: Lease) -> Generation:
         backend = lease.backend
-        generation = backend.generate(request)
+        generation = self._queued(backend, request)
         self._load[backend] = self._load.get(backend, 0) + request.n
         self._running[generation] = request.n
         self._idle.clear()
@@ -85,13 +107,44 @@ class InferenceService:
         generation.add_done_callback(lambda: self._on_done(generation, lease, timer))
         return generation
 
-    async def tokenize(self, model: str, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def _queued(self, backend: ModelBackend, request: GenerateRequest) -> Generation:
+        """The backend's generation; it waits for its turn if turns are what was asked for. Else the engine's own queue decides."""
+        limits = self.limits
+        generation = backend.generate(request)
+        if not limits.is_fair and limits.queue_timeout_s is None:
+            return generation
+        queue = self._queues.get(backend)
+        if queue is None:
+            held = self.registry.gauge(HELD_SEQUENCES, backend.info.name)
+            queue = self._queues[backend] = FairQueue(backend.max_num_seqs, on_change=held.set)
+        timeout = None if limits.queue_timeout_s is None else (limits.queue_timeout_s, lambda: self._waited_too_long(backend))
+        return QueuedGeneration(generation, queue, request.client if limits.is_fair else "", request.n, timeout)
+
+    def check_room(self, model: str, num_sequences: int = 1) -> None:
+        """Raises `Overloaded` or `InvalidRequest` if a request for so many sequences would be refused now: before work is put into it."""
         with self._leased(model) as backend:
-            return await backend.tokenize(text, add_special_tokens=add_special_tokens)
+            self._check_room(backend, num_sequences, is_one=True)
+
+    def max_concurrent(self, model: str) -> int:
+        """Sequences of a model that may run and wait in all."""
+        with self._leased(model) as backend:
+            return self._bound(backend)
+
+    async def tokenize(self, model: str, text: str, *, add_special_tokens: bool = True, is_bounded: bool = True) -> list[int]:
+        with self._leased(model) as backend:
+            return await backend.tokenize(text, add_special_tokens=add_special_tokens, is_bounded=is_bounded)
 
     async def tokenize_chat(self, model: str, prompt: ChatPrompt) -> list[int]:
         with self._leased(model) as backend:
             return await backend.tokenize_chat(prompt)
+
+    async def render_chat(self, model: str, prompt: ChatPrompt) -> str:
+        with self._leased(model) as backend:
+            return await backend.render_chat(prompt)
+
+    async def spans(self, model: str, text: str, *, add_special_tokens: bool = True) -> list[TextSpan]:
+        with self._leased(model) as backend:
+            return await backend.spans(text, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, model: str, token_ids: list[int]) -> str:
         with self._leased(model) as backend:
@@ -116,7 +169,7 @@ class InferenceService:
     @property
     def num_running(self) -> int:
         """Requests that are admitted and have not ended."""
-        return len(self._running)
+        return len(self._running) + self.tensors.num_running
 
     @property
     def is_draining(self) -> bool:
@@ -125,14 +178,16 @@ class InferenceService:
     # -- health -------------------------------------------------------------------------------------------------------------------
 
     def check_health(self) -> None:
-        """Raises `NotReady` unless every model is loaded and its engine runs."""
-        states = self.manager.states()
+        """Raises `NotReady` unless every model is loaded and its engine runs; of models in a repository, as far as that asks for it."""
+        states = self.manager.states(required_only=True)
         for name, state in states.items():
             if state is not ModelState.READY:
                 raise NotReady(f"The model {name!r} is {state}.")
-        if not states:
+        if self._repository is not None:
+            self._repository.check_ready()
+        elif not states:
             raise NotReady("No model is loaded.")
-        for name, backend in self.manager.backends():
+        for name, backend in self.manager.backends(required_only=True):
             if not backend.is_alive:
                 raise NotReady(f"The engine of model {name!r} is not running.")
 
@@ -154,10 +209,18 @@ class InferenceService:
         if error is not None:
             raise error
 
+    async def is_ready(self) -> bool:
+        """`check_ready` as a yes or no."""
+        try:
+            await self.check_ready()
+        except TriviumError:
+            return False
+        return True
+
     async def _probe_all(self) -> TriviumError | None:
         """What went wrong, as a value: nobody may be there to take an exception."""
         try:
-            await asyncio.gather(*(backend.probe(self.limits.probe_timeout_s) for backend in self._distinct_backends()))
+            await asyncio.gather(*(backend.probe(self.limits.probe_timeout_s) for backend in self._distinct_backends(required_only=True)))
         except TriviumError as error:
             return error
         self._probed_at = time.monotonic()
@@ -186,12 +249,16 @@ class InferenceService:
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests with `NotReady` and wait for those accepted; after `timeout_s` the rest fail. Returns whether none had to."""
         self._is_draining = self._refuses_work = True
+        self.tensors.refuse_work()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
+                await self.tensors.wait_idle()
         except TimeoutError:
+            error = NotReady("The server is shutting down.")
             for generation in list(self._running):
-                generation.fail(NotReady("The server is shutting down."))
+                generation.fail(error)
+            self.tensors.fail_all(error)
             return False
         return True
 
@@ -207,22 +274,40 @@ class InferenceService:
     def _lease(self, name: str) -> Lease:
         if self._refuses_work:
             raise NotReady("The server is shutting down.")
-        return self.manager.lease(name)
+        if not self.limits.ignores_unknown_names:
+            return self.manager.lease(name)
+        try:
+            return self.manager.lease(name)
+        except ModelNotFound:
+            return self.manager.lease("")
 
     def _leased(self, name: str) -> _Leased:
         return _Leased(self._lease(name))
 
     def _admit(self, backend: ModelBackend, requests: list[GenerateRequest]) -> None:
-        num_sequences = sum(request.n for request in requests)
+        is_one = max(request.n for request in requests) > self._bound(backend) or len(requests) == 1
+        self._check_room(backend, sum(request.n for request in requests), is_one=is_one)
+
+    def _bound(self, backend: ModelBackend) -> int:
         bound = backend.max_num_seqs + self.limits.max_queued
-        load = self._load.get(backend, 0)
+        return bound if self.limits.max_concurrent is None else min(bound, self.limits.max_concurrent)
+
+    def _check_room(self, backend: ModelBackend, num_sequences: int, *, is_one: bool) -> None:
+        """`is_one`: a single request wants them, not several prompts together."""
+        bound, load = self._bound(backend), self._load.get(backend, 0)
         if num_sequences > bound:
             message = f"The request asks for {num_sequences} sequences, but this server takes on at most {bound} at once."
-            raise InvalidRequest(message, param="n" if max(request.n for request in requests) > bound or len(requests) == 1 else "prompt")
+            raise InvalidRequest(message, param="n" if is_one else "prompt")
         if load + num_sequences > bound:
-            self.registry.counter(ADMISSION_REJECTIONS, backend.info.name, QUEUE_FULL).inc()
-            waves = 1 + max(0, load - backend.max_num_seqs) // max(1, backend.max_num_seqs)
-            raise Overloaded(f"The queue is full: {load} sequences are in progress or waiting.", retry_after_s=min(waves, MAX_RETRY_AFTER_S))
+            raise self._overloaded(backend, QUEUE_FULL, f"The queue is full: {load} sequences are in progress or waiting.")
+
+    def _waited_too_long(self, backend: ModelBackend) -> Overloaded:
+        return self._overloaded(backend, QUEUE_TIMEOUT, f"The request's turn did not come within {self.limits.queue_timeout_s:g} s.")
+
+    def _overloaded(self, backend: ModelBackend, reason: str, message: str) -> Overloaded:
+        self.registry.counter(ADMISSION_REJECTIONS, backend.info.name, reason).inc()
+        waves = 1 + max(0, self._load.get(backend, 0) - backend.max_num_seqs) // max(1, backend.max_num_seqs)
+        return Overloaded(message, retry_after_s=min(waves, MAX_RETRY_AFTER_S))
 
     def _start_deadline(self, generation: Generation, timeout_s: float | None) -> asyncio.TimerHandle | None:
         limits = [limit for limit in (timeout_s, self.limits.request_timeout_s) if limit is not None]
@@ -241,8 +326,8 @@ class InferenceService:
         if not self._running:
             self._idle.set()
 
-    def _distinct_backends(self) -> list[ModelBackend]:
-        return list(dict.fromkeys(backend for _, backend in self.manager.backends()))
+    def _distinct_backends(self, *, required_only: bool = False) -> list[ModelBackend]:
+        return list(dict.fromkeys(backend for _, backend in self.manager.backends(required_only=required_only)))
 
 
 class _Leased:

@@ -17,6 +17,7 @@ from trivium.sources.gguf_config import generation_config_from_gguf, model_confi
 from trivium.sources.gguf_file import read_gguf
 from trivium.sources.objects import is_url
 from trivium.sources.paths import child_path, read_json_child
+from trivium.sources.quantization_config import separate_quantization_config
 from trivium.sources.wanted import INDEX_FILE
 
 _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -79,6 +80,8 @@ def _from_folder(name: str, folder: Path) -> ModelFiles:
     config = read_json_child(folder, "config.json")
     if config is None:
         return _from_gguf(name, _only_gguf(folder))
+    if "quantization_config" not in config and (separate := separate_quantization_config(folder)) is not None:
+        config = {**config, "quantization_config": separate}
     return ModelFiles(
         name=name,
         kind="folder",

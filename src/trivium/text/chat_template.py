@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from trivium.errors import InvalidRequest, ModelLoadError, TriviumError
 from trivium.text.tokenizer import Tokenizer
+from trivium.text.worker_process import WorkerProcess
 from trivium.types import ChatMessage
 
 MAX_SOURCE_CHARS: Final = 1 << 20
@@ -21,7 +16,6 @@ MAX_OUTPUT_CHARS: Final = 1 << 24
 CPU_SECONDS: Final = 5.0
 """A long conversation takes milliseconds."""
 MAX_WORKER_BYTES: Final = 1 << 30
-GRACE_SECONDS: Final = 1.0
 
 _WORKER_FILE: Final = Path(__file__).with_name("template_worker.py")
 _RESERVED: Final = ("messages", "add_generation_prompt", "tools", "documents")
@@ -45,7 +39,7 @@ class ChatTemplate:
         """`special_tokens`: `bos_token` and the like. Raises `error`, naming `origin`, for a template that is too long or has bad syntax."""
         self.source = source
         self._special_tokens = dict(special_tokens or {})
-        self._worker = _Worker([str(max_output_chars), str(cpu_seconds), str(MAX_WORKER_BYTES)])
+        self._worker = WorkerProcess(_WORKER_FILE, [str(max_output_chars), str(cpu_seconds), str(MAX_WORKER_BYTES)])
         if len(source) > MAX_SOURCE_CHARS:
             raise error(f"{origin} has {len(source)} characters; at most {MAX_SOURCE_CHARS} are allowed.")
         answer = self._worker.ask({"source": source, "variables": None})
@@ -89,7 +83,10 @@ class ChatTemplate:
         self._worker.close()
 
     def _rendered(self, variables: dict[str, Any]) -> str:
-        answer = self._worker.ask({"source": self.source, "variables": variables})
+        try:
+            answer = self._worker.ask({"source": self.source, "variables": variables})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"The messages can't be given to a chat template: {error}", param="messages") from None
         if "text" in answer:
             return answer["text"]
         if answer["error"] == "raised":
@@ -120,62 +117,3 @@ def _until_mark(text: str) -> str:
     if not mark:
         raise InvalidRequest("The chat template does not show the last message, so it can't be continued.", param="continue_final_message")
     return before if after.startswith(" ") else before.rstrip()
-
-
-class _Worker:
-    """The template process: started when first asked, again when it was lost."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        self._arguments = arguments
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def ask(self, request: dict[str, Any]) -> dict[str, str]:
-        try:
-            line = json.dumps(request).encode() + b"\n"
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequest(f"The messages can't be given to a chat template: {error}", param="messages") from None
-        with self._lock:
-            process = self._running()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(line)
-                process.stdin.flush()
-                answer = process.stdout.readline()
-            except BrokenPipeError:
-                answer = b""
-            if answer:
-                return cast("dict[str, str]", json.loads(answer))
-            self._process = None
-            return {"error": "limit", "message": _how_it_ended(process)}
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            # -P keeps this folder out of the module path; a group of its own keeps it out of reach of the terminal's Ctrl-C.
-            command = [sys.executable, "-P", str(_WORKER_FILE), *self._arguments]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0)
-            weakref.finalize(self, _end, self._process)
-        return self._process
-
-    def close(self) -> None:
-        with self._lock:
-            if self._process is not None:
-                _end(self._process)
-                self._process = None
-
-
-def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    """A process that let go of its pipes is about to end; one that doesn't is made to."""
-    try:
-        code = process.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        code = process.wait()
-    return "out of time" if code == -signal.SIGPROF else f"its process ended with {code}"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End of its input ends it, unless it is busy: then it is killed."""
-    process.kill()
-    process.communicate()

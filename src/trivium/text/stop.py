@@ -11,7 +11,8 @@ class StopStringMatcher:
     """Feeds text through one Knuth-Morris-Pratt automaton per stop string, so the result does not depend on how the text is cut.
 
     The match is the one that is complete first; of those that end at the same character, the longest. Text before the match is
-    released, later text never. Held back is at most the longest proper prefix of a stop string that the text ends with.
+    released, later text never. Held back is at most the longest proper prefix of a stop string that the text ends with, and nothing where
+    the stop string is part of the output anyway.
     """
 
     def __init__(self, stop: Sequence[str], *, include_in_output: bool = False) -> None:
@@ -19,6 +20,8 @@ class StopStringMatcher:
         self._first_chars = frozenset(pattern.text[0] for pattern in self._patterns)
         self._include = include_in_output
         self._held = ""
+        self._is_partial = False
+        """Some pattern has begun."""
         self.matched: str | None = None
         """The stop string that was found."""
 
@@ -28,7 +31,7 @@ class StopStringMatcher:
             return ""
         if not check:
             return self.flush() + text
-        if not self._held and self._first_chars.isdisjoint(text):
+        if not self._is_partial and self._first_chars.isdisjoint(text):
             return text
         return self._scan(text)
 
@@ -38,7 +41,9 @@ class StopStringMatcher:
             if complete:
                 return self._finish(self._held + text[:position], max(complete, key=len))
         buffer = self._held + text
-        released = len(buffer) - max(pattern.state for pattern in self._patterns)
+        longest = max(pattern.state for pattern in self._patterns)
+        self._is_partial = longest > 0
+        released = len(buffer) if self._include else len(buffer) - longest
         self._held = buffer[released:]
         return buffer[:released]
 
@@ -50,6 +55,7 @@ class StopStringMatcher:
     def flush(self) -> str:
         """The held text, once it is known that nothing follows."""
         held, self._held = self._held, ""
+        self._is_partial = False
         for pattern in self._patterns:
             pattern.state = 0
         return held

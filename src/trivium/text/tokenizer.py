@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import tokenizers
 from tokenizers import AddedToken
@@ -16,6 +16,9 @@ from trivium.text.detokenizer import decode_with_runs
 from trivium.text.gguf_vocab import token_named, tokenizer_from_gguf
 from trivium.text.panics import reraise
 from trivium.text.token_bytes import byte_decoder_of
+from trivium.types import TextSpan
+
+T = TypeVar("T")
 
 MAX_TEXT_CHARS: Final = 1 << 26
 """Longer texts are refused whatever the context length."""
@@ -79,6 +82,10 @@ class Tokenizer:
         others = [token for token in _others(settings) if backend.token_to_id(token) is not None]
         return cls(backend, **known, other_special_tokens=others)
 
+    def to_json(self) -> str:
+        """In the form of a tokenizer.json."""
+        return self._backend.to_str()
+
     @classmethod
     def from_gguf(cls, gguf: GGUFFile) -> Tokenizer:
         """Raises `ModelLoadError` for a vocabulary that is missing or of an unknown kind."""
@@ -121,22 +128,18 @@ class Tokenizer:
         A text that must take more than `max_tokens` is refused, by its length where that tells, before any work is done on it:
         `PromptTooLong`. Raises `InvalidRequest` for text that is not valid Unicode.
         """
-        if len(text) > MAX_TEXT_CHARS:
-            raise PromptTooLong(f"The text has {len(text)} characters; at most {MAX_TEXT_CHARS} are allowed.", param="prompt")
-        if max_tokens is not None and len(text) > max_tokens * self._max_token_chars:
-            raise PromptTooLong(f"The text has {len(text)} characters, which can't fit into {max_tokens} tokens.", param="prompt")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest("The text contains a lone surrogate, which is no character.", param="prompt") from None
-        try:
-            # The batch call, unlike the single one, lets other threads run and computes no offsets.
-            ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except BaseException as error:
-            reraise(error, lambda message: InvalidRequest(f"The tokenizer fails on this text: {message}", param="prompt"))
-        if max_tokens is not None and len(ids) > max_tokens:
-            raise PromptTooLong(f"The text has {len(ids)} tokens; at most {max_tokens} are allowed.", param="prompt")
+        self._check_text(text, max_tokens)
+        # The batch call, unlike the single one, lets other threads run and computes no offsets.
+        ids = self._guarded(lambda: self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+        _check_count(len(ids), max_tokens)
         return ids
+
+    def encode_spans(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[TextSpan]:
+        """As `encode`, with the characters that each token stands for; of a character in several tokens each has all."""
+        self._check_text(text, max_tokens)
+        found = self._guarded(lambda: self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0])
+        _check_count(len(found.ids), max_tokens)
+        return [TextSpan(token_id, start, stop) for token_id, (start, stop) in zip(found.ids, found.offsets, strict=True)]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True) -> str:
         """Text of `ids`; ids outside the vocabulary stand for nothing. A character that is cut off becomes U+FFFD.
@@ -175,6 +178,23 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
 
+    def _guarded(self, encode: Callable[[], T]) -> T:
+        """Raises `InvalidRequest` where the tokenizer panics."""
+        try:
+            return encode()
+        except BaseException as error:
+            reraise(error, lambda message: InvalidRequest(f"The tokenizer fails on this text: {message}", param="prompt"))
+
+    def _check_text(self, text: str, max_tokens: int | None) -> None:
+        if len(text) > MAX_TEXT_CHARS:
+            raise PromptTooLong(f"The text has {len(text)} characters; at most {MAX_TEXT_CHARS} are allowed.", param="prompt")
+        if max_tokens is not None and len(text) > max_tokens * self._max_token_chars:
+            raise PromptTooLong(f"The text has {len(text)} characters, which can't fit into {max_tokens} tokens.", param="prompt")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest("The text contains a lone surrogate, which is no character.", param="prompt") from None
+
     def _make_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
         if token is None:
@@ -188,6 +208,11 @@ class Tokenizer:
         special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
         missing = [AddedToken(token, special=True, normalized=False) for token in tokens if token not in special]
         self._backend.add_special_tokens(missing)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _check_count(num_tokens: int, max_tokens: int | None) -> None:
+    if max_tokens is not None and num_tokens > max_tokens:
+        raise PromptTooLong(f"The text has {num_tokens} tokens; at most {max_tokens} are allowed.", param="prompt")
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:

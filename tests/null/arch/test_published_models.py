@@ -138,7 +138,7 @@ def test_deepseek_v3() -> None:
     routing = moe.routing
     assert (routing.scoring, routing.group_score, routing.correction_bias, routing.scale) == ("sigmoid", "top2_sum", True, 2.5)
     assert (routing.num_groups, routing.top_groups, routing.top_k, routing.normalize) == (8, 4, 8, True)
-    assert (spec.quantization, spec.num_extra_layers) == ("fp8", 1)
+    assert spec.quantization is not None and (spec.quantization.method, spec.num_extra_layers) == ("fp8", 1)
 
 
 def test_deepseek_without_scaling_has_the_plain_scale() -> None:

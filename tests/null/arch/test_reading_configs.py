@@ -215,8 +215,8 @@ def test_dtype_under_either_name(name: str, expected: str) -> None:
 
 
 def test_a_quantized_checkpoint_is_recognized() -> None:
-    assert ModelSpec.from_config({**LLAMA_2_7B, "quantization_config": {"quant_method": "awq"}}).quantization == "awq"
-    assert ModelSpec.from_config({**LLAMA_2_7B, "quantization_config": {"bits": 4}}).quantization == "unknown"
+    spec = ModelSpec.from_config({**LLAMA_2_7B, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}).quantization
+    assert spec is not None and spec.method == "awq"
     assert ModelSpec.from_config(LLAMA_2_7B).quantization is None
 
 

@@ -16,7 +16,7 @@ from trivium.cli.loading import check_model, served_names
 from trivium.cli.main import main
 from trivium.cli.ready import ROUTES
 from trivium.cli.vllm_flags import FLAGS
-from trivium.config import ModelSettings, ServerConfig
+from trivium.config import HttpConfig, ModelSettings, ServerConfig
 from trivium.config_io import settings_of
 from trivium.errors import TriviumError
 from trivium.frontends.app import create_app
@@ -93,7 +93,7 @@ def test_vllms_flags_that_ask_for_nothing_are_accepted(args: list[str], started:
     [
         (["m", "--model", "n"], "Two models were named: m and --model n."),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill is refused: chunked prefill can't be turned off."),
-        (["--quantization", "awq"], "--quantization awq is refused: quantized execution is not supported yet."),
+        (["--quantization", "int3"], "quantization: must be one of auto, none, awq"),
         (["--enable-auto-tool-choice"], "--enable-auto-tool-choice is refused: tools are not supported yet."),
         (["--lora-modules", "a=b"], "--lora-modules a=b is refused"),
         (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size 2 is refused"),
@@ -131,7 +131,7 @@ def test_every_route_the_ready_block_names_exists() -> None:
 
 
 def test_the_dropped_lines_metric_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = serve._registry()
+    registry = serve._registry(HttpConfig())
     counter = registry.counter(LOG_LINES_DROPPED)
     for dropped in (0, 3, 5):
         monkeypatch.setattr(serve.log, "dropped_lines", lambda dropped=dropped: dropped)

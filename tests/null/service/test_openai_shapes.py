@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trivium.config import HttpConfig
 from trivium.errors import InvalidRequest, UnknownField
 from trivium.frontends.limits import parse_json
 from trivium.frontends.openai.logprobs import ChatLogprobs, CompletionLogprobs, prompt_logprobs
@@ -93,7 +94,7 @@ def test_a_missing_field_and_an_unknown_one_are_named() -> None:
 
 def test_values_of_the_request_come_before_the_models() -> None:
     body = CompletionBody(prompt="x", temperature=0.5, top_p=0.0)
-    params = sampling_params(body, {"temperature": 0.9, "top_k": 40, "min_p": 0.1}, max_tokens=3, logprobs=None)
+    params = sampling_params(body, {"temperature": 0.9, "top_k": 40, "min_p": 0.1}, HttpConfig(), max_tokens=3, logprobs=None)
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.max_tokens) == (0.5, 1.0, 1, 0.1, 3)
 
 

@@ -155,7 +155,7 @@ def test_a_file_that_is_no_gguf(tmp_path):
         resolve(str(path))
 
 
-@pytest.mark.parametrize("name", ["a/b/c", "a b", "a/../b", "a--b/c", "-a/b", "a/b\n", "é/b", "http://x/y", "a/b:*", "a/b:", ":Q4_0", "a" * 200])
+@pytest.mark.parametrize("name", ["a/b/c", "a b", "a/../b", "a--b/c", "-a/b", "a/b\n", "é/b", "a/b:*", "a/b:", ":Q4_0", "a" * 200])
 def test_a_name_that_no_hub_has(name):
     with pytest.raises(ConfigError, match="neither a file or folder here nor a hub name"):
         resolve(name)

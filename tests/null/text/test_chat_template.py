@@ -14,7 +14,7 @@ import pytest
 from helpers_tokenizers import byte_level_tokenizer
 
 from trivium.errors import ConfigError, InvalidRequest, ModelLoadError
-from trivium.text import ChatTemplate, chat_template, template_worker
+from trivium.text import ChatTemplate, chat_template, template_worker, worker_process
 from trivium.types import ChatMessage
 
 CHATML = (
@@ -212,7 +212,7 @@ def test_a_process_that_dies_while_asked_is_told_as_such(monkeypatch, tmp_path, 
     script = tmp_path / "worker.py"
     script.write_text("\n".join(["import os, sys, time", "sys.stdin.buffer.readline()", 'print(\'{"text": ""}\', flush=True)', *then]))
     monkeypatch.setattr(chat_template, "_WORKER_FILE", script)
-    monkeypatch.setattr(chat_template, "GRACE_SECONDS", 0.05 if "-9" in message else 60)
+    monkeypatch.setattr(worker_process, "GRACE_SECONDS", 0.05 if "-9" in message else 60)
     template = ChatTemplate("x")
     process = template._worker._process
     assert process is not None

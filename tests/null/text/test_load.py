@@ -11,7 +11,7 @@ from helpers_gguf_vocab import byte_level_metadata
 from helpers_tokenizers import byte_level_backend, write_folder
 
 from trivium.errors import ConfigError, ModelLoadError
-from trivium.sources import ModelFiles
+from trivium.sources import ModelFiles, hub
 from trivium.sources.packaged import packaged_model
 from trivium.text import load, load_chat_template, load_tokenizer
 
@@ -47,7 +47,7 @@ def test_a_folders_own_tokenizer_or_another_one(folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "~nobody/x"])
 def test_a_tokenizer_that_is_not_there(folder, name):
-    with pytest.raises(ConfigError, match="no folder, .gguf file or hub name"):
+    with pytest.raises(ConfigError, match="no folder, .gguf file, hub name or URL"):
         load_tokenizer(files(folder), name)
 
 
@@ -58,7 +58,7 @@ def test_a_tokenizer_that_is_another_kind_of_file(folder):
 
 def test_a_tokenizer_from_the_hub(folder, monkeypatch):
     asked: list[tuple[str, str | None]] = []
-    monkeypatch.setattr(load, "download_tokenizer", lambda name, revision: asked.append((name, revision)) or folder)
+    monkeypatch.setattr(hub, "download_tokenizer", lambda name, revision: asked.append((name, revision)) or folder)
     assert load_tokenizer(files(Path("elsewhere")), "owner/name").bos_token == "<s>"
     assert asked == [("owner/name", None)]
 

@@ -36,7 +36,7 @@ def test_the_command_starts_without_the_heavy_libraries() -> None:
 
 
 def test_exported_names_are_the_ones_we_mean() -> None:
-    assert trivium.__all__ == ["LLM", "SamplingParams", "__version__"]
+    assert trivium.__all__ == ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
     assert set(dir(trivium)) == set(trivium.__all__)
 
 

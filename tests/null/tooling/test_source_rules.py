@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from helpers_source_rules import PACKAGE, ROOT, banned_imports, environment_reads, imported_modules, parse, source_files, unsafe_loads
 
-TORCH_PACKAGES = {"ops", "layers", "models", "engine", "weights"}
+TORCH_PACKAGES = {"ops", "layers", "models", "engine", "weights", "quantization", "worker"}
+APART = {"tensorflow", "text-generation", "text_generation", "xgrammar"}
+"""What runs in an environment of its own, since it doesn't go together with the rest, or is only compared with by a benchmark."""
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -86,7 +88,8 @@ def test_files_stay_readable_in_one_sitting() -> None:
 
 
 def test_third_party_imports_are_declared() -> None:
-    declared = {_distribution(requirement) for requirement in PYPROJECT["project"]["dependencies"]} | {"triton"}
+    extras = [name for name in PYPROJECT["project"]["optional-dependencies"] if name not in ("test", "dev", "examples")]
+    declared = _required() | _required(*extras) | {"triton"}
     undeclared: dict[str, str] = {}
     for path in source_files():
         for _, module in imported_modules(path.read_text()):
@@ -104,6 +107,14 @@ def test_declared_dependencies_are_imported() -> None:
     used_distributions = {name for module in used for name in _distributions_of(module)}
     declared = {_distribution(requirement) for requirement in PYPROJECT["project"]["dependencies"]}
     assert declared - used_distributions <= {"httptools", "uvloop"}
+
+
+def _required(*extras: str) -> set[str]:
+    """Distributions that `trivium[extras]` asks for beyond the package's own dependencies, or these, without an argument."""
+    project = PYPROJECT["project"]
+    requirements = [entry for extra in extras for entry in project["optional-dependencies"][extra]] if extras else project["dependencies"]
+    inner = [name for entry in requirements if entry.startswith("trivium[") for name in entry[len("trivium[") : -1].split(",")]
+    return {_distribution(entry) for entry in requirements if not entry.startswith("trivium[")} | (_required(*inner) if inner else set())
 
 
 def _distribution(requirement: str) -> str:
@@ -129,11 +140,7 @@ def test_torch_contract_covers_every_module_outside_the_engine() -> None:
 
 def test_tests_and_benchmarks_import_only_what_the_test_extra_installs() -> None:
     """Something installed by hand here would be missing elsewhere, and `importorskip` would hide it. triton comes with setup.sh."""
-    project = PYPROJECT["project"]
-    declared = {_distribution(requirement) for requirement in [*project["dependencies"], *project["optional-dependencies"]["test"]]} | {
-        "triton",
-        "hatchling",
-    }
+    declared = _required() | _required("test") | {"triton", "hatchling"} | APART
     paths = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])
     own = {path.stem for path in paths} | {"trivium"}
     undeclared = {

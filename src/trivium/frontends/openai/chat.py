@@ -10,7 +10,7 @@ from trivium.config import HttpConfig
 from trivium.errors import InvalidRequest, UnsupportedFeature
 from trivium.frontends.asgi import encode_json
 from trivium.frontends.openai.logprobs import ChatLogprobs, prompt_logprobs
-from trivium.frontends.openai.params import chat_messages, check_common, request_id_of, sampling_params
+from trivium.frontends.openai.params import SYSTEM_FINGERPRINT, chat_messages, check_common, request_id_of, sampling_params
 from trivium.frontends.openai.schema import ChatBody
 from trivium.frontends.openai.usage import UsageCounter
 from trivium.service import ModelInfo, Vocabulary
@@ -46,6 +46,7 @@ class ChatReply:
         self._messages = chat_messages(body.messages)
         _check(body, config)
         self._body = body
+        self._config = config
         as_ids = bool(body.return_tokens_as_token_ids) or config.return_tokens_as_token_ids
         self._logprobs = ChatLogprobs(body.top_logprobs or 0, vocabulary, as_ids=as_ids)
         self._id = f"chatcmpl-{request_id_of(body, request_id)}"
@@ -90,7 +91,7 @@ class ChatReply:
             max_tokens = model.sampling_defaults.get("max_tokens")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         try:
-            return sampling_params(body, model.sampling_defaults, max_tokens=max_tokens, logprobs=logprobs)
+            return sampling_params(body, model.sampling_defaults, self._config, max_tokens=max_tokens, logprobs=logprobs)
         except InvalidRequest as error:
             if error.param == "max_tokens" and body.max_completion_tokens is not None:
                 raise InvalidRequest(error.message.replace("max_tokens", "max_completion_tokens"), param="max_completion_tokens") from None
@@ -141,7 +142,7 @@ class ChatReply:
                 shape["token_ids"] = choice.token_ids
             choices.append(shape)
         answer: dict[str, Any] = {"id": self._id, "object": "chat.completion", "created": self._created, "model": self._model, "choices": choices}
-        answer |= {"usage": self._usage.shape(), "system_fingerprint": None}
+        answer |= {"usage": self._usage.shape(), "system_fingerprint": SYSTEM_FINGERPRINT}
         if self._body.return_token_ids:
             answer["prompt_token_ids"] = self._prompt.prompt_token_ids
         if self._body.prompt_logprobs is not None and self._prompt.prompt_logprobs is not None:

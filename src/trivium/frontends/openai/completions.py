@@ -10,7 +10,7 @@ from trivium.config import HttpConfig
 from trivium.errors import InvalidRequest
 from trivium.frontends.asgi import encode_json
 from trivium.frontends.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from trivium.frontends.openai.params import DEFAULT_COMPLETION_TOKENS, check_common, request_id_of, sampling_params
+from trivium.frontends.openai.params import DEFAULT_COMPLETION_TOKENS, SYSTEM_FINGERPRINT, check_common, request_id_of, sampling_params
 from trivium.frontends.openai.schema import CompletionBody
 from trivium.frontends.openai.usage import UsageCounter
 from trivium.service import ModelInfo, Vocabulary
@@ -38,6 +38,7 @@ class CompletionReply:
     def __init__(self, body: CompletionBody, model: ModelInfo, config: HttpConfig, request_id: str | None, vocabulary: Vocabulary) -> None:
         self.n = check_common(body)
         self._body = body
+        self._config = config
         self._vocabulary = vocabulary
         self._as_ids = bool(body.return_tokens_as_token_ids) or config.return_tokens_as_token_ids
         self._id = f"cmpl-{request_id_of(body, request_id)}"
@@ -52,12 +53,17 @@ class CompletionReply:
         self._head = self._chunk_head()
         self._is_plain = body.logprobs is None and not body.return_token_ids and not self._usage_in_chunks
         _check(body, self.n)
+        self._max_prompts = config.tgi.max_client_batch_size or MAX_PROMPTS
         self._params = self._sampling_params(model)
 
     # -- the request --------------------------------------------------------------------------------------------------------------
 
     def requests(self) -> list[GenerateRequest]:
-        return [self._request(prompt, number) for number, prompt in enumerate(_prompts(self._body))]
+        prompts = _prompts(self._body)
+        if len(prompts) > self._max_prompts:
+            message = f"Number of prompts exceeds the maximum allowed batch size of {self._max_prompts}."
+            raise InvalidRequest(message, param="prompt")
+        return [self._request(prompt, number) for number, prompt in enumerate(prompts)]
 
     def _request(self, prompt: str | list[int], number: int) -> GenerateRequest:
         body = self._body
@@ -77,7 +83,7 @@ class CompletionReply:
     def _sampling_params(self, model: ModelInfo) -> SamplingParams:
         body = self._body
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        params = sampling_params(body, model.sampling_defaults, max_tokens=max_tokens or 1, logprobs=body.logprobs)
+        params = sampling_params(body, model.sampling_defaults, self._config, max_tokens=max_tokens or 1, logprobs=body.logprobs)
         if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
             params.prompt_logprobs = body.logprobs
         return params
@@ -150,7 +156,7 @@ class CompletionReply:
                 shape["prompt_logprobs"] = prompt_logprobs(info.prompt_logprobs)
             choices.append(shape)
         answer = {"id": self._id, "object": "text_completion", "created": self._created, "model": self._model}
-        return encode_json({**answer, "choices": choices, "usage": self._usage.shape(), "system_fingerprint": None})
+        return encode_json({**answer, "choices": choices, "usage": self._usage.shape(), "system_fingerprint": SYSTEM_FINGERPRINT})
 
     # -- chunks -------------------------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,12 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
+from trivium import __version__
+from trivium.config import HttpConfig
 from trivium.errors import InvalidRequest, UnsupportedFeature
 from trivium.frontends.openai.refusals import refuse_unsupported, refuse_unsupported_in_message
 from trivium.frontends.openai.schema import GenerationBody, Message
+from trivium.frontends.openai.structured import structured_outputs_of
 from trivium.types import ChatMessage, SamplingParams
 
 MAX_STOP_STRINGS: Final = 4
@@ -20,6 +23,7 @@ MAX_SALT_CHARS: Final = 1024
 MAX_LOGIT_BIASES: Final = 16384
 MAX_N: Final = 128
 DEFAULT_COMPLETION_TOKENS: Final = 16
+SYSTEM_FINGERPRINT: Final = f"trivium-{__version__}"
 
 _COPIED: Final = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias", "top_k", "min_p", "typical_p"),
@@ -55,7 +59,9 @@ def check_common(body: GenerationBody) -> int:
     return n
 
 
-def sampling_params(body: GenerationBody, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def sampling_params(
+    body: GenerationBody, defaults: Mapping[str, Any], config: HttpConfig, *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
     """The request's values, else the model's defaults, else those of `SamplingParams`. top_p 0 means the most likely token."""
     values: dict[str, Any] = dict(defaults)
     for name in _COPIED:
@@ -64,7 +70,7 @@ def sampling_params(body: GenerationBody, defaults: Mapping[str, Any], *, max_to
             values[name] = value
     if values.get("top_p") == 0:
         values["top_p"], values["top_k"] = 1.0, 1
-    values |= {"max_tokens": max_tokens, "logprobs": logprobs}
+    values |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": structured_outputs_of(body, config)}
     return SamplingParams(**values)
 
 

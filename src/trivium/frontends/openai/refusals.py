@@ -8,19 +8,12 @@ import msgspec
 
 from trivium.errors import UnsupportedFeature
 
-_GRAMMAR = "structured output is not supported yet"
 _TOOLS = "tool calling is not supported yet"
 
 _REFUSED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     # name: (values that ask for nothing, why the others are refused)
     "store": ((False,), "this server stores no completions"),
     "service_tier": (("auto", "default"), "there is only one service tier"),
-    "response_format": (({"type": "text"},), _GRAMMAR),
-    "structured_outputs": ((), _GRAMMAR),
-    "guided_json": ((), _GRAMMAR),
-    "guided_regex": ((), _GRAMMAR),
-    "guided_choice": ((), _GRAMMAR),
-    "guided_grammar": ((), _GRAMMAR),
     "use_beam_search": ((False,), "beam search is not supported"),
     "length_penalty": ((1, 1.0), "beam search is not supported"),
     "logprob_token_ids": (([],), "logprobs of chosen tokens are not supported"),

@@ -15,6 +15,7 @@ import msgspec
 from trivium.config import HttpConfig
 from trivium.errors import RequestCancelled, TriviumError
 from trivium.frontends.asgi import Receive, Scope, Send, header, send_bytes
+from trivium.frontends.clients import client_of
 from trivium.frontends.errors import as_trivium_error, error_body
 from trivium.frontends.limits import parse_json, read_body
 from trivium.frontends.openai.chat import ChatReply
@@ -72,6 +73,7 @@ class GenerationRoute(Generic[B]):
         requests = reply.requests()
         for request in requests:
             request.timeout_s = timeout_of(header(scope, b"x-request-timeout"))
+            request.client = client_of(scope, config)
         generations = self._service.generate_all(requests)
         try:
             with DisconnectWatch(receive, lambda error: _fail_all(generations, error)):

@@ -86,6 +86,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    guided_whitespace_pattern: str | None = None
     use_beam_search: Any = None
     length_penalty: Any = None
     logprob_token_ids: Any = None

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Serve the examples (made if they are missing) on HOST:PORT; ARGS are passed on.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if ! .venv/bin/python -c 'import onnxruntime, sklearn, treelite' 2>/dev/null; then .venv/bin/python -m pip install --quiet -e '.[examples]'; fi
+if [ ! -d examples/repository/speech ]; then .venv/bin/python examples/make_repository.py; fi
+# shellcheck disable=SC2086
+exec .venv/bin/trivium serve --model-repository examples/repository --allow-python-models --host "${HOST:-0.0.0.0}" --port "${PORT:-8000}" ${ARGS:-}
