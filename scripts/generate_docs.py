@@ -12,7 +12,9 @@ from typing import Any
 from trivium import env
 from trivium.config import ServerConfig
 from trivium.config_io import Setting, settings_of
+from trivium.metrics import triton
 from trivium.metrics.catalogue import CATALOGUE
+from trivium.metrics.triton import TritonMetric
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -78,9 +80,24 @@ a millisecond. Prometheus appends `_total` to counters, and `_bucket`, `_sum` an
 """
 
 
+TRITON_METRICS = """
+## Models of a repository, and the machine
+
+Triton's metrics, by its names, without `_total` (from src/trivium/metrics/triton.py). Those of models have the labels `model` and `version`,
+and one `_<name>` for each of the configuration's `metric_tags`; those of GPUs `gpu_uuid`. Summaries and the histogram are there if
+`metrics_config` says so.
+
+| metric | kind | meaning |
+|---|---|---|
+"""
+
+
 def metrics_page() -> str:
     rows = [f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {_cell(metric.doc)} |" for metric in CATALOGUE]
-    return METRICS + "\n".join(rows) + "\n"
+    triton_rows = [
+        f"| `{metric.name}` | {metric.kind} | {_cell(metric.doc)} |" for metric in vars(triton).values() if isinstance(metric, TritonMetric)
+    ]
+    return METRICS + "\n".join(rows) + "\n" + TRITON_METRICS + "\n".join(triton_rows) + "\n"
 
 
 PAGES: dict[str, Callable[[], str]] = {"configuration.md": configuration_page, "metrics.md": metrics_page}

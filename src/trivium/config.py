@@ -275,9 +275,13 @@ class RepositoryConfig:
     cache_config: tuple[str, ...] = doc((), "Response cache of models that enable it, as in local,size=104857600 (bytes); default: none.")
 
     def __post_init__(self) -> None:
-        for name in ("load_model", "model_config_name"):
+        for name in ("load_model", "model_config_name", "cache_config", "backend_config", "rate_limit_resource"):
             if getattr(self, name) and not self.model_repository:
                 raise ConfigError(f"{name} needs a model_repository.", param=name)
+        if self.model_control_mode != "none" and not self.model_repository:
+            raise ConfigError("model_control_mode needs a model_repository.", param="model_control_mode")
+        if self.rate_limit_resource and self.rate_limit == "off":
+            raise ConfigError("rate_limit_resource needs rate_limit execution_count.", param="rate_limit_resource")
         if self.load_model and self.model_control_mode != "explicit":
             raise ConfigError("load_model needs model_control_mode explicit.", param="load_model")
         if not self.repository_poll_secs > 0:

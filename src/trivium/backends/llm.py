@@ -78,7 +78,8 @@ class LLMBackend:
         self._metrics = ModelMetrics(registry, name)
         self._metrics.describe_engine(ready)
         engine.add_stats_listener(self._metrics.on_stats)
-        registry.refreshers.append(self._refresh_metrics)
+        self._refreshers = registry.refreshers
+        self._refreshers.append(self._refresh_metrics)
 
     @property
     def info(self) -> ModelInfo:
@@ -128,6 +129,8 @@ class LLMBackend:
         await self._engine.probe(timeout_s)
 
     async def close(self) -> None:
+        if self._refresh_metrics in self._refreshers:
+            self._refreshers.remove(self._refresh_metrics)
         self._prompter.close()
         self._grammars.close()
         await self._engine.close()

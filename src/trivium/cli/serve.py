@@ -47,6 +47,8 @@ ENGINE_LOST: Final = 1
 def command(*, model_argument: str, **options: Any) -> int:
     """Serve MODEL over the OpenAI API: a folder, a .gguf file or a hub name; without it, the packaged model.
 
+    With --model-repository, serve the models of a folder, of any kind, over KServe's protocol; language models among them over the OpenAI API too.
+
     Every flag is also a TRIVIUM_* variable and a line of a --config file; `trivium config show --origin` tells which one counts.
     """
     check_foreign(options)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from trivium.errors import TriviumError
 from trivium.infer import InferRequest, InferResponse
 from trivium.metrics.instruments import Registry
+from trivium.protocol.model_config import ModelConfig
 
 
 class Answer(Protocol):
@@ -62,3 +64,13 @@ class WorkerContext(Protocol):
 
     @property
     def on_progress(self) -> Callable[[str, int, int], None]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """One version of a model: `config` as complete as it is without the model's files, `path` the version's folder."""
+
+    config: ModelConfig
+    version: int
+    path: Path
+    context: WorkerContext

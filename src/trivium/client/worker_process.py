@@ -12,7 +12,7 @@ import trivium
 from trivium import env
 from trivium.client.worker_connection import WorkerConnection
 
-TERMINATE_TIMEOUT_S = 5.0
+TERMINATE_TIMEOUT_S = 10.0
 
 ENVIRONMENT: Final = {"GOMP_SPINCOUNT": "1000", "HF_TOKEN": None}
 """OpenMP threads sleep when they have nothing to do. A model's code has no business with the hub's token, nor with the server's settings,

@@ -173,6 +173,7 @@ class Sampler:
             return self.sample_simple(logits, rows_device, is_filtered=plan.is_filtered)
         raw, raw_maxima = self._raw_lines(logits, plan), None
         if plan.changes_logits:
+            logits = logits.contiguous()  # of several ranks they are a part of wider ones, cut to the vocabulary
             raw_maxima = row_maxima(logits)
             self._edits.apply(logits, plan.rows, plan.edits, plan.below_min_tokens)
         reasons: dict[int, str] = {}

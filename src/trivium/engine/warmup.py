@@ -11,6 +11,7 @@ from trivium.engine.memory import prompt_step
 from trivium.engine.mixed import MixedGraphs, MixedShape, mixed_shapes
 from trivium.engine.resolve import ResolvedConfig
 from trivium.engine.runner import Runner
+from trivium.ops.sampling.grammar_mask import mask_words
 
 DRY_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Batch sizes among which every variant of a decode kernel occurs."""
@@ -45,7 +46,7 @@ def compile_kernels(runner: Runner, resolved: ResolvedConfig, *, with_graphs: bo
 
 def _compile_sampling(runner: Runner) -> None:
     """The sampler's kernels for logits of steps with prompts, which are float32: with and without filters, and the rare ones."""
-    from trivium.ops.sampling import triton_logprobs, triton_penalties
+    from trivium.ops.sampling import triton_grammar_mask, triton_logprobs, triton_penalties
 
     sampler = runner.sampler
     logits = torch.zeros(8, sampler.vocab_size, dtype=torch.float32, device=runner.device)
@@ -55,6 +56,8 @@ def _compile_sampling(runner: Runner) -> None:
     triton_penalties.apply_penalties(logits, sampler.table, rows)
     triton_penalties.count_sampled(sampler.table, rows, rows)
     triton_logprobs.normalize(logits, rows)
+    masks = torch.zeros(8, mask_words(sampler.vocab_size + 1), dtype=torch.int32, device=runner.device)
+    triton_grammar_mask.apply_grammar_mask(logits, torch.zeros_like(rows), masks)
 
 
 @torch.inference_mode()

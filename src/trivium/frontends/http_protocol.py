@@ -108,9 +108,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_count += 1
         if self._header_count > self.limits.max_header_count:
             self._refuse(HttpError(431, "too_many_headers", f"The request has more than {self.limits.max_header_count} headers."))
-        if name.lower() == b"host":
+        # The rest is what uvicorn's own does, without a second look at each name.
+        name = name.lower()
+        if name == b"host":
             self._has_host = True
-        super().on_header(name, value)
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         assert self.parser is not None

@@ -82,7 +82,7 @@ def _linear_method(quantization: QuantizationSpec | None, source: WeightSource |
         scheme = quantization.scheme(name)
         if isinstance(scheme, GgmlScheme):
             assert source is None or isinstance(source, GGUFSource)
-            return None if source is None else source.keep_packed(f"{name}.weight")
+            return None if source is None else source.keep_packed(f"{name}.weight", scheme.packed)
         return None if scheme is None else dummy_layout(scheme) if source is None else layout_of(scheme)
 
     quantized = QuantizedLinear(layout)

@@ -117,6 +117,8 @@ class ModelEntry:
         self.uploaded: Path | None = None
         """The repository made for it from files of a load request."""
         self.lock = asyncio.Lock()
+        self.making: list[asyncio.Task[LoadedModel]] = []
+        """Versions being loaded now; an unload cancels them."""
 
     @property
     def is_ready(self) -> bool:

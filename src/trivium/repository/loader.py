@@ -58,14 +58,16 @@ class Loader:
         new = [version for version in plan.versions if version not in kept]
         started = time.monotonic()
         self._begin(entry, plan, new)
-        making = [asyncio.create_task(self._make(plan, version), name=f"load {plan.name}:{version}") for version in new]
+        entry.making = [asyncio.create_task(self._make(plan, version), name=f"load {plan.name}:{version}") for version in new]
         try:
-            outcomes = await asyncio.gather(*making, return_exceptions=True)
+            outcomes = await asyncio.gather(*entry.making, return_exceptions=True)
         except asyncio.CancelledError:
-            outcomes = await asyncio.gather(*making, return_exceptions=True)
+            outcomes = await asyncio.gather(*entry.making, return_exceptions=True)
             await asyncio.gather(*(_close(plan.name, made) for made in outcomes if isinstance(made, LoadedModel)))
             self._give_up(entry, dict.fromkeys(new, "the server is shutting down"))
             raise
+        finally:
+            entry.making = []
         made = {version: outcome for version, outcome in zip(new, outcomes, strict=True) if isinstance(outcome, LoadedModel)}
         failed: dict[int, BaseException] = {
             version: outcome for version, outcome in zip(new, outcomes, strict=True) if isinstance(outcome, BaseException)
@@ -252,6 +254,8 @@ def _shared_files(plan: ModelPlan) -> list[tuple[str, int, int, int]]:
 
 def reason_of(error: BaseException) -> str:
     """As the index tells it, with Triton's name of the kind of error before it."""
+    if isinstance(error, asyncio.CancelledError):
+        return "the load was cancelled by an unload"
     text = error.message if isinstance(error, TriviumError) else f"{type(error).__name__}: {error}"
     kind = "Invalid argument: " if isinstance(error, BadModelConfig | InvalidRequest | ConfigError) else "Internal: "
     return text if text.startswith(("Internal: ", "Invalid argument: ")) else kind + text

@@ -248,7 +248,7 @@ class ModelRepository:
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Refuse new requests at once; requests in flight finish, and the index says UNLOADING until they have. Ensembles made of the
-        model become unavailable with it. `unload_dependents`: of an ensemble, the parts too that nobody asked for by name and no other
+        model become unavailable with it. A load in progress is cancelled. `unload_dependents`: of an ensemble, the parts too that nobody asked for by name and no other
         ensemble uses. A model that isn't loaded is no error.
 
         Raises `NotReady` unless control is explicit.
@@ -260,6 +260,8 @@ class ModelRepository:
         if entry.is_adopted:
             raise InvalidRequest(f"'{name}' is served beside the repository and can't be unloaded", param="model")
         parts = list(needs(entry.plan)) if entry.plan is not None else []
+        for task in entry.making:
+            task.cancel()
         async with entry.lock:
             entry.is_wanted = entry.is_explicit = False
             self._operations.unload(entry)

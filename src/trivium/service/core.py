@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trivium.backends.base import ChatPrompt, GenerateEvent, Generation, ModelBackend, ModelInfo, Vocabulary
+from trivium.backends.tensor_repository import TensorRepository
 from trivium.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotReady, Overloaded, TriviumError
 from trivium.metrics.catalogue import ADMISSION_REJECTIONS, HELD_SEQUENCES
 from trivium.metrics.exposition import Exposition
@@ -21,7 +22,7 @@ from trivium.metrics.sequence import QUEUE_FULL, QUEUE_TIMEOUT
 from trivium.repository.manager import Lease, ModelManager, ModelState
 from trivium.service.llm_repository import LlmRepository
 from trivium.service.queue import FairQueue, QueuedGeneration
-from trivium.service.tensors import TensorRepository, TensorService
+from trivium.service.tensors import TensorService
 from trivium.types import GenerateRequest, TextSpan
 
 __all__ = ["ChatPrompt", "GenerateEvent", "Generation", "InferenceService", "ModelInfo", "ServiceLimits", "Vocabulary"]
@@ -322,6 +323,8 @@ class InferenceService:
             timer.cancel()
         num_sequences = self._running.pop(generation)
         self._load[lease.backend] -= num_sequences
+        if not self._load[lease.backend]:
+            del self._load[lease.backend]  # of a model that is gone nothing may be left
         lease.release()
         if not self._running:
             self._idle.set()

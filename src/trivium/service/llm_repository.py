@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from trivium.backends.base import ModelBackend
 from trivium.backends.llm_repository import tensors_for
 from trivium.backends.llm_tensors import LlmTensorModel
+from trivium.backends.tensor_repository import IndexEntry, TensorLease
 from trivium.batching.statistics import ModelStatistics
 from trivium.errors import InvalidRequest, ModelNotFound, NotReady, TriviumError
 from trivium.protocol.model_config import ModelConfig
 from trivium.repository.manager import Lease, ModelManager, ModelState
-from trivium.service.tensors import IndexEntry, TensorLease
 
 VERSION = "1"
 """Every model has one version."""

@@ -11,7 +11,7 @@ from trivium.errors import UnsupportedWeightFormat, WeightError
 from trivium.sources.gguf_file import GGUFFile, GGUFTensor, read_gguf
 from trivium.weights.dequantize import DEQUANTIZERS, PLAIN_DTYPES, dequantize
 from trivium.weights.layouts.base import WeightLayout
-from trivium.weights.layouts.ggml import PACKED_TYPES, GgmlLayout, row_bytes
+from trivium.weights.layouts.ggml import GgmlLayout, row_bytes
 from trivium.weights.mapped_file import MappedFile
 from trivium.weights.names import Origin, hf_names, known_tensor
 
@@ -41,11 +41,11 @@ class GGUFSource:
     def names(self) -> list[str]:
         return list(self._origins)
 
-    def keep_packed(self, name: str) -> WeightLayout | None:
-        """From now on `name` is its blocks, uint8 [rows, bytes], in the layout returned; None where its type is not kept packed."""
+    def keep_packed(self, name: str, types: Sequence[str]) -> WeightLayout | None:
+        """From now on `name` is its blocks, uint8 [rows, bytes], in the layout returned; None where its type is none of `types`."""
         known_tensor(self._origins, name, self._where)
         type_name = self._tensors[self._origins[name].gguf_name][1].type_name
-        if type_name not in PACKED_TYPES:
+        if type_name not in types:
             return None
         self._packed.add(name)
         return GgmlLayout(type_name)

@@ -22,7 +22,7 @@ from trivium.worker.runtime import Instance, Model, load_model
 
 logger = logging.getLogger(__name__)
 
-END_TIMEOUT_S: Final = 5.0
+END_TIMEOUT_S: Final = 10.0
 """How long a model may go on after the server has gone."""
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from trivium.arch.quantization import (
     GGUF,
+    GGUF_PACKED,
     BitsAndBytesScheme,
     Fp8Scheme,
     GroupedScheme,
@@ -194,7 +195,7 @@ def test_the_setting_meets_the_checkpoint() -> None:
     assert resolve_quantization("auto", None, is_gguf=False) is None
     assert resolve_quantization("auto", awq, is_gguf=False) is awq
     assert resolve_quantization("auto", None, is_gguf=True) is GGUF
-    assert resolve_quantization("gguf", None, is_gguf=True) is GGUF
+    assert resolve_quantization("gguf", None, is_gguf=True) is GGUF_PACKED
     assert resolve_quantization("awq", awq, is_gguf=False) is awq
     assert resolve_quantization("awq_marlin", awq, is_gguf=False) is awq
     assert resolve_quantization("none", awq, is_gguf=False) is None

@@ -158,8 +158,8 @@ def test_requests_of_a_sequence_run_one_by_one_in_order_on_one_instance(
         given_settings, model="m", num_instances=num, make_null=lambda like: Pending(arrival_ns=like.arrival_ns)
     )
     now, running = 0, dict[int, list[Pending]]()
-    waiting: dict[int, list[Pending]] = {}
-    where: dict[int, int] = {}
+    waiting: dict[object, list[Pending]] = {}
+    where: dict[object, int] = {}
     for action, amount, flags in given_parts:
         instance = amount % num
         if action == "add":
@@ -169,15 +169,15 @@ def test_requests_of_a_sequence_run_one_by_one_in_order_on_one_instance(
             except InvalidRequest:
                 assert "S" not in flags
             else:
-                waiting.setdefault(id(pending.place), []).append(pending)
+                waiting.setdefault(pending.place, []).append(pending)
         elif action == "run" and instance not in running:
             batch = batcher.take(instance, now)
             real = [member for member in batch if member.place is not None]
             assert bool(batch) == bool(real)
             assert len({id(member.place) for member in real}) == len(real)
             for member in real:
-                assert waiting[id(member.place)].pop(0) is member
-                assert where.setdefault(id(member.place), instance) == instance
+                assert waiting[member.place].pop(0) is member
+                assert where.setdefault(member.place, instance) == instance
             if batch:
                 running[instance] = batch
         elif action == "finish" and instance in running:

@@ -121,6 +121,25 @@ def test_wrong_metrics_are_refused(wrong: str) -> None:
         metrics_options([wrong])
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"load_model": ("m",)}, "load_model needs a model_repository"),
+        ({"model_control_mode": "poll"}, "model_control_mode needs a model_repository"),
+        ({"cache_config": ("local,size=1",)}, "cache_config needs a model_repository"),
+        ({"model_repository": ("m",), "load_model": ("m",)}, "load_model needs model_control_mode explicit"),
+        ({"model_repository": ("m",), "rate_limit_resource": ("R:1",)}, "needs rate_limit execution_count"),
+        ({"model_repository": ("m",), "repository_poll_secs": 0.0}, "greater than 0"),
+        ({"model_repository": ("m",), "model_load_thread_count": 0}, "at least 1"),
+        ({"model_repository": ("m",), "model_load_retry_count": -1}, "not be negative"),
+        ({"model_repository": ("m",), "model_config_name": "a/b"}, "without its ending"),
+    ],
+)
+def test_settings_that_ask_for_nothing_are_refused(given: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        RepositoryConfig(**given)  # type: ignore[arg-type]
+
+
 # -- trivium init -----------------------------------------------------------------------------------------------------------------
 
 

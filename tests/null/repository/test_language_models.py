@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers_repository import StubLoader, context_of, make_repository, states, write_model
+from helpers_scripted_engine import FakeEngine, fake_backend
 
 from trivium.backends.llm_repository import engine_arguments, tensors_for
 from trivium.backends.load_context import LoadContext, LoadedModel
 from trivium.config import EngineConfig, ModelSettings, SchedulerConfig
 from trivium.errors import ModelLoadError, ModelNotFound, NotReady
+from trivium.metrics.instruments import Registry
 from trivium.protocol.model_config import TYPE_STRING, ModelConfig
 from trivium.repository.manager import ModelManager, ModelState
 from trivium.repository.normalize import merge_completion
 from trivium.repository.repository import ModelRepository, RepositoryOptions
 from trivium.service import InferenceService
+from trivium.types import GenerateRequest, SamplingParams
 
 LLM = "backend: 'vllm'"
 
@@ -230,3 +235,24 @@ async def test_the_name_of_a_model_beside_the_repository_is_taken(tmp_path: Path
     await repository.start()
     assert "the name 'm' is taken" in states(repository)["m"] and repository.is_ready("n")
     assert manager.lease("m").backend.name == "beside"  # type: ignore[attr-defined]
+
+
+async def test_a_closed_language_model_leaves_nothing_in_the_server() -> None:
+    registry = Registry()
+    manager = ModelManager()
+    service = InferenceService(manager, registry=registry)
+    before = len(registry.refreshers)
+    made = fake_backend(FakeEngine(), registry)
+    manager.add(("m",), made)
+    generation = service.generate(GenerateRequest(request_id="r", model="m", prompt="x", params=SamplingParams(max_tokens=2)))
+    async for _ in generation:
+        pass
+    await generation.aclose()
+    await manager.unload("m")
+    await made.close()  # may be called again
+    assert len(registry.refreshers) == before
+    gone = weakref.ref(made)
+    del made, generation
+    gc.collect()
+    assert gone() is None
+    await service.close()

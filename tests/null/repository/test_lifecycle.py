@@ -522,3 +522,32 @@ async def test_a_model_may_be_loaded_again_while_it_is_being_unloaded(tmp_path: 
     await settled()
     assert states(repository) == {"m:1": "UNAVAILABLE (unloaded)"} and loader.open_models() == []
     assert "closing a model failed" not in caplog.text
+
+
+async def test_an_unload_cancels_a_load_in_progress(tmp_path: Path) -> None:
+    write_model(tmp_path, "m")
+    repository = await started(tmp_path, loader := StubLoader(), load_models=())
+    loader.gates["m"] = asyncio.Event()
+    loading = asyncio.create_task(repository.load("m"))
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(repository.unload("m"), 1)
+    with pytest.raises(InvalidRequest, match="the load was cancelled by an unload"):
+        await loading
+    assert loader.num_loading == 0 and states(repository)["m:1"].startswith("UNAVAILABLE")
+    del loader.gates["m"]
+    await repository.load("m")
+    assert states(repository) == {"m:1": "READY"}
+
+
+async def test_an_unload_during_a_reload_stops_both(tmp_path: Path) -> None:
+    write_model(tmp_path, "m")
+    repository = await started(tmp_path, loader := StubLoader())
+    write_model(tmp_path, "m", versions=(2,))
+    loader.gates["m"] = asyncio.Event()
+    loading = asyncio.create_task(repository.load("m"))
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(repository.unload("m"), 1)
+    with pytest.raises(InvalidRequest):
+        await loading
+    await settled()
+    assert loader.open_models() == [] and not repository.is_ready("m")

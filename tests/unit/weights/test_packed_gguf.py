@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from trivium.arch.quantization import GGUF, GGUF_PACKED, GgmlScheme
 from trivium.weights.dequantize import DEQUANTIZERS, dequantize
 from trivium.weights.gguf import GGUFSource
 from trivium.weights.layouts.base import Share
-from trivium.weights.layouts.ggml import BLOCK_BYTES, BLOCK_WEIGHTS, PACKED_TYPES, GgmlLayout, row_bytes
+from trivium.weights.layouts.ggml import BLOCK_BYTES, BLOCK_WEIGHTS, GgmlLayout, row_bytes
 from trivium.weights.quantized import arrange
 
+ALL_TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 SHARES = [
     Share.whole(6, 512),
     Share(6, 512, ((1, 3), (4, 6)), (0, 512), torch.device("cpu")),
@@ -35,7 +37,7 @@ def blocks(type_name: str, num_out: int, num_in: int) -> torch.Tensor:
     return raw.view(num_out, -1)
 
 
-@pytest.mark.parametrize("type_name", sorted({*PACKED_TYPES, "Q4_1"}))
+@pytest.mark.parametrize("type_name", ALL_TYPES)
 def test_every_type_is_read_exactly(type_name: str) -> None:
     assert type_name in DEQUANTIZERS
     raw = blocks(type_name, 6, 512)
@@ -64,10 +66,17 @@ def test_a_source_gives_blocks_of_what_it_was_told_to_keep(tmp_path: Path) -> No
     plain, packed = GGUFSource([tmp_path / "m.gguf"]), GGUFSource([tmp_path / "m.gguf"])
     for part in ("self_attn.q_proj", "mlp.up_proj"):  # rows of q are permuted
         name = f"model.layers.0.{part}.weight"
-        layout = packed.keep_packed(name)
+        layout = packed.keep_packed(name, GgmlScheme().packed)
         assert layout is not None and packed.shape(name) == layout.tensors(64, 256)[0].shape
         found = layout.read({"weight": packed.load(name)}, Share.whole(64, 256))
         torch.testing.assert_close(found.dequantize(), plain.load(name))
     name = "model.layers.0.self_attn.v_proj.weight"
-    assert packed.keep_packed(name) is None
+    assert packed.keep_packed(name, GgmlScheme().packed) is None
     assert torch.equal(packed.load(name), plain.load(name))
+    assert packed.keep_packed(name, ALL_TYPES) is not None
+
+
+def test_which_types_stay_packed() -> None:
+    """Q4_1 only where the setting says gguf."""
+    kept = [scheme.packed for spec in (GGUF, GGUF_PACKED) if isinstance(scheme := spec.scheme("x"), GgmlScheme)]
+    assert {*kept[0], "Q4_1"} == {*kept[1]} == {*ALL_TYPES} and "Q4_1" not in kept[0]

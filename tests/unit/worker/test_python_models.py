@@ -231,7 +231,7 @@ async def test_code_runs_only_if_that_is_allowed(tmp_path: Path) -> None:
 
 
 async def test_a_process_that_can_not_be_started_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trivium.client.worker.MAX_FAILED_STARTS", 2)
+    monkeypatch.setattr("trivium.client.worker_supervisor.MAX_FAILED_STARTS", 2)
     folder = write_python_model(tmp_path / "model", MANY_THINGS)
     async with served(folder, GROUPS) as model:
         (folder / "1" / "model.py").write_text("raise RuntimeError('broken meanwhile')")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import Final
 
 from trivium.frontends.http2.errors import ErrorCode
@@ -33,12 +33,14 @@ class FrameType(IntEnum):
     CONTINUATION = 9
 
 
-class Flag(IntFlag):
-    ACK = 1
-    END_STREAM = 1
-    END_HEADERS = 4
-    PADDED = 8
-    PRIORITY = 32
+class Flag:
+    """Plain numbers: several are tested for each frame, and an `IntFlag` takes a microsecond for it."""
+
+    ACK: Final = 1
+    END_STREAM: Final = 1
+    END_HEADERS: Final = 4
+    PADDED: Final = 8
+    PRIORITY: Final = 32
 
 
 class Setting(IntEnum):

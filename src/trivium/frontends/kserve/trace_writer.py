@@ -67,7 +67,8 @@ class TraceWriter:
     def _open(self, path: str) -> TextIO:
         if self._file is None or path != self._path:
             self.close()
-            self._file = open(path, "a", encoding="utf-8", buffering=1)
+            # It stays open from trace to trace.
+            self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
             self._path = path
         return self._file
 

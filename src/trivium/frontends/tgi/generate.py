@@ -202,7 +202,7 @@ class GenerateRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         timer = Timer()
         ignored: list[str] = []
-        body: GenerateBody = self._generator.parse(await self._generator.read(scope, receive), ignored)
+        body = self._generator.parse(await self._generator.read(scope, receive), ignored)
         await self.answer(scope, receive, send, body, ignored, timer, self._kind)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send, body: GenerateBody, ignored: list[str], timer: Timer, kind: Kind) -> None:

@@ -21,7 +21,6 @@ from trivium.frontends.tgi.schema import LaxVertexChat, Parser, VertexBody, Vert
 from trivium.frontends.tgi.tokenization import object_keys
 from trivium.frontends.tgi.validation import RequestLimits, check
 from trivium.service import ChatPrompt, Generation, ModelInfo
-from trivium.types import ChatMessage
 
 MAX_INSTANCES: Final = 1024
 
@@ -82,8 +81,8 @@ class VertexRoute:
         if "messages" not in object_keys(raw):
             body = generator.parse(raw, ignored, where=where)
             return await generator.prepare(body.inputs, body.settings, model, timer, self._kind)
-        chat: VertexChat = self._parse_chat(raw, ignored, where=where)
-        messages: list[ChatMessage] = chat_messages(chat.messages)
+        chat = self._parse_chat(raw, ignored, where=where)
+        messages = chat_messages(chat.messages)
         parameters = chat.settings
         check("messages", parameters, RequestLimits.of(generator.config.tgi, model), is_stream=False)
         token_ids = await generator.service.tokenize_chat(model.name, ChatPrompt(messages=messages))

@@ -5,7 +5,7 @@ Each body exists twice: the strict one names unknown fields, the lax one ignores
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 import msgspec
 
@@ -114,16 +114,16 @@ class VertexBody(msgspec.Struct, kw_only=True):
     instances: list[msgspec.Raw]
 
 
-class Parser:
+class Parser(Generic[T]):
     """One body type. Unknown fields are ignored but named: a misspelt field that does nothing should be found in testing."""
 
     def __init__(self, strict: type[T], lax: type[T]) -> None:
+        self._type = strict
         self._strict = msgspec.json.Decoder(strict)
         self._lax = msgspec.json.Decoder(lax)
-        self._type = strict
 
-    def __call__(self, raw: bytes, ignored: list[str], *, where: str = "") -> Any:
-        """The body; names of fields that were ignored are added to `ignored`. Raises `InvalidRequest`."""
+    def __call__(self, raw: bytes, ignored: list[str], *, where: str = "") -> T:
+        """The body; names of fields that were ignored are added to `ignored`, behind `where`. Raises `InvalidRequest`."""
         try:
             return parse_json(raw, self._strict)
         except UnknownField:

@@ -49,7 +49,7 @@ class ChatTokenizeRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._generator.service
         # A chat request is sent here as it is, with sampling fields that its prompt does not depend on.
-        body: ChatTokenizeBody = self._parse(await self._generator.read(scope, receive), [])
+        body = self._parse(await self._generator.read(scope, receive), [])
         if body.tools:
             raise InvalidRequest("tools are not supported yet", param="tools")
         model = self._generator.model(body.model)

@@ -13,7 +13,6 @@ from trivium.weights import dequantize as ggml
 from trivium.weights.layouts.base import Share, TensorSpec
 from trivium.weights.quantized import QuantizedWeight, even_groups
 
-PACKED_TYPES: Final = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 BLOCK_BYTES: Final = {name: size for name, _, size in BLOCK_LAYOUT.values()}
 BLOCK_WEIGHTS: Final = {name: count for name, count, _ in BLOCK_LAYOUT.values()}
 

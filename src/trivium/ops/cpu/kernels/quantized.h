@@ -169,52 +169,12 @@ private:
                     memcpy(values + i * PANEL * T::STEP, &decoded, 128);
                 }
                 codes += (ptrdiff_t)steps * Decoder::BYTES;
-                if (w.group <= DECODED) {
-                    for_row_blocks(rows, MAX_ROWS<2>, [&](int first, int count) {
-                        product_of_rows(count, values, steps, first, total, panel, group, std::make_integer_sequence<int, MAX_ROWS<2>>{});
-                    });
-                    continue;
-                }
                 Product<T> p{x(0) + group * w.group + at, values, (ptrdiff_t)g.x_stride, PANEL * T::STEP, W * T::STEP, 0, steps, part, PANEL, at > 0,
                              (const char*)codes, Decoder::BYTES};
                 multiply_all<T, 2>(p, rows);
             }
-            if (w.group > DECODED) add(part, total, panel, group);
+            add(part, total, panel, group);
         }
-    }
-    // Rows of x times a whole group of decoded values, scaled on the way from registers to their totals.
-    template <int ROWS> void product_of_block(const typename T::B* values, int steps, int first, float* total, int panel, int group) const {
-        f32x16 sum[ROWS][2] = {};
-        const A* at = x(first) + group * w.group;
-        for (int i = 0; i < steps; i++, at += T::STEP, values += PANEL * T::STEP) {
-            Two column;
-            memcpy(&column, values, 128);
-#pragma GCC unroll 12
-            for (int row = 0; row < ROWS; row++) {
-                sum[row][0] = T::dot(sum[row][0], at + row * g.x_stride, column.first);
-                sum[row][1] = T::dot(sum[row][1], at + row * g.x_stride, column.second);
-            }
-        }
-        ptrdiff_t of_group = ((ptrdiff_t)panel * groups() + group) * PANEL;
-        for (int v = 0; v < 2; v++) {
-            f32x16 scale = load(w.scales + of_group + v * W), zero = w.zeros ? load(w.zeros + of_group + v * W) : f32x16{};
-#pragma GCC unroll 12
-            for (int row = 0; row < ROWS; row++) {
-                float* to = total + (first + row) * PANEL + v * W;
-                store(to, scaled(load(to), sum[row][v], scale, zero, first + row, group));
-            }
-        }
-    }
-    template <int... M>
-    INLINE void product_of_rows(int count, const typename T::B* values, int steps, int first, float* total, int panel, int group,
-                                std::integer_sequence<int, M...>) const {
-        using Function = void (QuantizedRun::*)(const typename T::B*, int, int, float*, int, int) const;
-        static constexpr Function functions[] = {&QuantizedRun::template product_of_block<M + 1>...};
-        (this->*functions[count - 1])(values, steps, first, total, panel, group);
-    }
-    INLINE f32x16 scaled(f32x16 total, f32x16 sum, f32x16 scale, f32x16 zero, int row, int group) const {
-        if (w.zeros) sum = sum - zero * sums[(ptrdiff_t)row * groups() + group];
-        return total + sum * scale;
     }
     // Two panels at once, codes decoded in registers: the same sums in the same order.
     template <int ROWS> void product_of(int one, int other, float* one_total, float* other_total) const {
@@ -254,8 +214,9 @@ private:
         for (int v = 0; v < PANEL; v += W) {
             f32x16 scale = load(w.scales + at + v), zero = w.zeros ? load(w.zeros + at + v) : f32x16{};
             for (int row = 0; row < rows; row++) {
-                float* to = total + row * PANEL + v;
-                store(to, scaled(load(to), load(part + row * PANEL + v), scale, zero, row, group));
+                f32x16 sum = load(part + row * PANEL + v);
+                if (w.zeros) sum = sum - zero * sums[(ptrdiff_t)row * groups() + group];
+                store(total + row * PANEL + v, load(total + row * PANEL + v) + sum * scale);
             }
         }
     }
