@@ -75,11 +75,12 @@ def configs(num_rows: int, *, quick: bool) -> Iterator[ProductConfig | None]:
     yield None
     if quick:
         return
-    block_m = min(128, max(16, 1 << (num_rows - 1).bit_length()))
-    for block_n, num_warps in ((32, 4), (64, 4), (128, 4), (128, 8)):
-        for stages in (1, 3, 5):
-            for programs in (1, 2, 4):
-                yield ProductConfig(block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=stages, programs_per_sm=programs)
+    least = max(16, 1 << (num_rows - 1).bit_length())
+    for block_m in sorted({min(64, least), min(128, least), min(256, least)}):
+        for block_n, num_warps in ((64, 4), (128, 4), (128, 8)) if block_m <= 128 else ((64, 8), (128, 8)):
+            for stages in (2, 3, 5):
+                for programs in (1, 2, 4):
+                    yield ProductConfig(block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=stages, programs_per_sm=programs)
 
 
 def cases(label: str, kind: str, n: int, k: int, num_rows: int, *, quick: bool) -> Case:

@@ -16,7 +16,7 @@ from trivium.config_io import Resolved, Setting, resolve, settings_of
 T = TypeVar("T")
 Command = Callable[..., Any]
 
-SHORT: Final = {"tensor_parallel_size": "-tp"}
+SHORT: Final = {"quantization": "-q", "tensor_parallel_size": "-tp"}
 """vLLM's short flags."""
 
 

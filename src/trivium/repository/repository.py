@@ -247,9 +247,9 @@ class ModelRepository:
         await asyncio.shield(task)
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Refuse new requests at once; requests in flight finish, and the index says UNLOADING until they have. Ensembles made of the
-        model become unavailable with it. A load in progress is cancelled. `unload_dependents`: of an ensemble, the parts too that nobody asked for by name and no other
-        ensemble uses. A model that isn't loaded is no error.
+        """Refuse new requests at once, and cancel a load in progress; requests in flight finish, and the index says UNLOADING until they have.
+        Ensembles made of the model become unavailable with it. `unload_dependents`: of an ensemble, the parts too that nobody asked for by
+        name and no other ensemble uses. A model that isn't loaded is no error.
 
         Raises `NotReady` unless control is explicit.
         """

@@ -295,3 +295,37 @@ def test_any_frames_in_any_pieces_are_answered_or_end_the_connection(frames: lis
         assert client.connection.num_streams == 0
 
     asyncio.run(run())
+
+
+async def test_a_client_that_opens_no_window_is_cut_off() -> None:
+    client = Client(Http2Limits(write_timeout_s=0.02), preface=PREFACE + settings_frame({Setting.INITIAL_WINDOW_SIZE: 0}))
+    client.send(client.request(1, ends=True), client.request(3, ends=True))
+    client.requests[0].stream.send_data(b"x")
+    await asyncio.sleep(0.01)
+    client.send(window_update(3, 10))
+    await asyncio.sleep(0.015)
+    assert not client.transport.is_closed
+    await asyncio.sleep(0.03)
+    assert client.transport.is_closed
+
+
+async def test_answers_left_unread_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_QUEUED_BYTES", 1000)
+    client = Client(preface=PREFACE + settings_frame({Setting.INITIAL_WINDOW_SIZE: 0}))
+    client.send(client.request(1, ends=True), client.request(3, ends=True))
+    client.requests[0].stream.send_data(b"x" * 900)
+    client.requests[1].stream.send_data(b"x" * 200)
+    assert [request.was_reset for request in client.requests] == [False, True]
+    assert client.connection.queued_bytes == 900
+    client.send(window_update(1, 900))
+    assert client.connection.queued_bytes == 0
+
+
+async def test_a_handler_that_fails_ends_its_stream_only(caplog: pytest.LogCaptureFixture) -> None:
+    client = Client()
+    client.send(client.request(1), client.request(3))
+    client.requests[0].on_data = lambda data: 1 / 0  # type: ignore[assignment, return-value]
+    client.send(_data(1, b"x", END), _data(3, b"y", END))
+    assert bytes(client.requests[1].data) == b"y"
+    assert (FrameType.RST_STREAM, 0, 1, struct.pack(">I", ErrorCode.INTERNAL_ERROR)) in await client.frames()
+    assert "a request failed" in caplog.text

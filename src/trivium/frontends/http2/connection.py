@@ -28,9 +28,11 @@ from trivium.frontends.http2.frames import (
     window_update,
     word,
 )
+from trivium.frontends.http2.header_blocks import Block, HeaderBlocks
 from trivium.frontends.http2.hpack import Decoder, Headers
 from trivium.frontends.http2.reader import FrameReader, without_padding
 from trivium.frontends.http2.stream import Stream, StreamHandler
+from trivium.frontends.http2.timeout import Timeout
 from trivium.frontends.http_protocol import KEEP_ALIVE_PROBES
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,8 @@ FRAME_BYTES: Final = 1 << 20
 STREAM_WINDOW: Final = 4 << 20
 CONNECTION_WINDOW: Final = 64 << 20
 MAX_STREAMS: Final = 1024
-MAX_CONTINUATIONS: Final = 16
+MAX_QUEUED_BYTES: Final = 512 << 20
+"""Answers that one connection leaves unread."""
 MAX_NOISE: Final = 2000
 """Frames that ask for nothing (pings, settings, resets, empty data) a peer may send beyond those that its requests account for."""
 _NOISE_PER_REQUEST: Final = 4
@@ -72,18 +75,17 @@ class Http2Connection(asyncio.Protocol):
         self._waiting: dict[Stream, None] = {}
         """Streams with data for which there was no window."""
         self._last_id = 0
-        self._block: bytearray | None = None
-        """Headers that go on in CONTINUATION frames."""
-        self._block_stream = 0
-        self._block_flags = 0
-        self._num_continuations = 0
+        self._blocks = HeaderBlocks(max_bytes=limits.max_header_bytes)
         self._noise = 0
         self._receive_window = CONNECTION_WINDOW
         self._peer_window = DEFAULT_WINDOW
         self._out: list[bytes] = []
         self._is_draining = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._header_timeout = Timeout(limits.preface_timeout_s, self.abort)
+        self._write_timeout = Timeout(limits.write_timeout_s, self.abort)
+        self._stall_timeout = Timeout(limits.write_timeout_s, self.abort)
+        self.queued_bytes = 0
+        """Of all streams, waiting for the peer."""
         self.send_window = DEFAULT_WINDOW
         self.peer_frame_bytes = DEFAULT_FRAME_BYTES
 
@@ -99,7 +101,7 @@ class Http2Connection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option, value in KEEP_ALIVE_PROBES:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._start_timer()
+        self._header_timeout.start()
         ours = {
             Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
             Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
@@ -111,19 +113,18 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.pop(self, None)
-        self._stop_timer()
-        self._stop_write_timer()
+        self._header_timeout.stop()
+        self._write_timeout.stop()
+        self._stall_timeout.stop()
         self._transport = None
         for stream in list(self._streams.values()):
             self._drop(stream)
 
     def pause_writing(self) -> None:
-        assert self._transport is not None
-        self._stop_write_timer()
-        self._write_timer = self._loop.call_later(self._limits.write_timeout_s, self._transport.abort)
+        self._write_timeout.start()
 
     def resume_writing(self) -> None:
-        self._stop_write_timer()
+        self._write_timeout.stop()
 
     @property
     def _is_closing(self) -> bool:
@@ -157,13 +158,20 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def wait_for_window(self, stream: Stream) -> None:
+        """Until the peer says that it has read. One that reads nothing for too long loses the connection, one that leaves too much unread
+        the stream."""
         self._waiting[stream] = None
+        self._stall_timeout.start()
+        if self.queued_bytes > MAX_QUEUED_BYTES:
+            stream.reset(ErrorCode.ENHANCE_YOUR_CALM)
+            self._tell_reset(stream)
 
     def forget(self, stream: Stream) -> None:
         """It has ended on this side."""
         stream.is_closed = True
         self._streams.pop(stream.id, None)
         self._waiting.pop(stream, None)
+        self.queued_bytes -= stream.queued_bytes
         if self._is_draining:
             self._close_if_drained()
 
@@ -180,16 +188,15 @@ class Http2Connection(asyncio.Protocol):
         except PeerError as error:
             self._fail(error)
             return
-        if self._timer is not None and self._reader.has_preface and self._block is None:
-            self._stop_timer()
+        if self._header_timeout.is_running and self._reader.has_preface and not self._blocks.is_open:
+            self._header_timeout.stop()
 
     def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if self._block is not None and (kind != FrameType.CONTINUATION or stream_id != self._block_stream):
-            raise PeerError(ErrorCode.PROTOCOL_ERROR, "headers are interrupted by another frame")
+        self._blocks.check(kind, stream_id)
         if kind == FrameType.DATA:
             self._on_data(flags, stream_id, payload)
         elif kind == FrameType.HEADERS:
-            self._on_headers(flags, stream_id, payload)
+            self._on_block(self._blocks.begin(flags, stream_id, payload))
         elif kind == FrameType.WINDOW_UPDATE:
             self._on_window_update(stream_id, payload)
         elif kind == FrameType.PING:
@@ -199,7 +206,7 @@ class Http2Connection(asyncio.Protocol):
         elif kind == FrameType.RST_STREAM:
             self._on_rst_stream(stream_id, payload)
         elif kind == FrameType.CONTINUATION:
-            self._on_continuation(flags, payload)
+            self._on_block(self._blocks.go_on(flags, payload))
         elif kind == FrameType.PUSH_PROMISE:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "clients don't push")
         else:
@@ -208,31 +215,11 @@ class Http2Connection(asyncio.Protocol):
 
     # -- requests -----------------------------------------------------------------------------------------------------------------
 
-    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        payload = without_padding(flags, payload)
-        if flags & Flag.PRIORITY:
-            if len(payload) < 5:
-                raise PeerError(ErrorCode.FRAME_SIZE_ERROR, "headers are cut off")
-            payload = payload[5:]
-        if flags & Flag.END_HEADERS:
-            self._on_block(flags, stream_id, payload)
+    def _on_block(self, found: Block | None) -> None:
+        if found is None:
+            self._header_timeout.start()
             return
-        self._block = bytearray(payload)
-        self._block_stream, self._block_flags, self._num_continuations = stream_id, flags, 0
-        self._start_timer()
-
-    def _on_continuation(self, flags: int, payload: bytes) -> None:
-        if self._block is None:
-            raise PeerError(ErrorCode.PROTOCOL_ERROR, "headers go on that have not begun")
-        self._block += payload
-        self._num_continuations += 1
-        if self._num_continuations > MAX_CONTINUATIONS or len(self._block) > self._limits.max_header_bytes:
-            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "the headers are too large")
-        if flags & Flag.END_HEADERS:
-            block, self._block = bytes(self._block), None
-            self._on_block(self._block_flags, self._block_stream, block)
-
-    def _on_block(self, flags: int, stream_id: int, block: bytes) -> None:
+        flags, stream_id, block = found
         headers = self._decoder.decode(block)
         ends = bool(flags & Flag.END_STREAM)
         stream = self._streams.get(stream_id)
@@ -249,10 +236,15 @@ class Http2Connection(asyncio.Protocol):
         stream = Stream(self, stream_id, send_window=self._peer_window, receive_window=STREAM_WINDOW)
         if self._is_draining or len(self._streams) >= MAX_STREAMS:
             stream.reset(ErrorCode.REFUSED_STREAM)
+            self._count_noise()
             return
         self._noise = max(0, self._noise - _NOISE_PER_REQUEST)
         self._streams[stream_id] = stream
-        stream.handler = self._accept(stream, headers)
+        try:
+            stream.handler = self._accept(stream, headers)
+        except Exception:
+            logger.exception("a request could not be begun")
+            stream.reset(ErrorCode.INTERNAL_ERROR)
         if ends:
             self._end_request(stream)
 
@@ -318,6 +310,9 @@ class Http2Connection(asyncio.Protocol):
 
     def _drop(self, stream: Stream) -> None:
         self.forget(stream)
+        self._tell_reset(stream)
+
+    def _tell_reset(self, stream: Stream) -> None:
         if stream.handler is not None:
             stream.handler.on_reset()
 
@@ -355,6 +350,9 @@ class Http2Connection(asyncio.Protocol):
         increment = word(payload)
         if increment == 0:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "a window update by nothing")
+        self._stall_timeout.stop()
+        if self._waiting:
+            self._stall_timeout.start()
         if stream_id == 0:
             self.send_window += increment
             if self.send_window > MAX_WINDOW:
@@ -408,17 +406,3 @@ class Http2Connection(asyncio.Protocol):
         self._flush()
         if self._transport is not None:
             self._transport.close()
-
-    def _start_timer(self) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._limits.preface_timeout_s, self.abort)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None

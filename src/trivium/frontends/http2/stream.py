@@ -82,6 +82,7 @@ class Stream:
             self._queue = deque()
         self._queue.append(memoryview(data))
         self._queued_bytes += size
+        connection.queued_bytes += size
         self.flush()
 
     def send_trailers(self, block: bytes) -> None:
@@ -117,6 +118,7 @@ class Stream:
             self.send_window -= len(part)
             connection.send_window -= len(part)
             self._queued_bytes -= len(part)
+            connection.queued_bytes -= len(part)
             connection.write(frame(FrameType.DATA, 0, self.id, bytes(part)))
         self._queue = None
         if self._trailers is not None:

@@ -72,7 +72,7 @@ class WireLimits:
     max_buffered_bytes: int
     """Of messages that are not complete, of all calls together."""
     message_timeout_s: float
-    """For a message that has begun, and for the first of a call."""
+    """For a message that has begun."""
     compression: bytes = b""
     """Of answers, for clients that take it; empty: none."""
     num_buffered_bytes: int = field(default=0, init=False)

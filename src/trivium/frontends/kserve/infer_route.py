@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from typing import Final
-from urllib.parse import unquote
 
 from trivium.backends.tensor_base import Inference
 from trivium.errors import TriviumError
@@ -120,7 +119,7 @@ class _Answer:
 
 
 def model_of(path: str, suffix: str) -> tuple[str, str]:
-    """Model and version (empty: any) of `/v2/models/{model}[/versions/{version}]{suffix}`."""
+    """Model and version (empty: any) of the decoded path `/v2/models/{model}[/versions/{version}]{suffix}`."""
     middle = path[path.index(_PREFIX) + len(_PREFIX) : len(path) - len(suffix)]
     model, _, version = middle.partition("/versions/")
-    return unquote(model), version
+    return model, version

@@ -96,16 +96,17 @@ def _product_kernel(
     complete = True
     if SPLITS > 1:
         tile = tile_m * tl.num_programs(0) + tile_n
-        inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+        inner = tl.arange(0, BLOCK_N)[:, None] + tl.arange(0, BLOCK_M)[None, :] * BLOCK_N
+        used = (inner >= 0) & (m < num_rows)[None, :]
         slots = partial_ptr + tile.to(tl.int64) * (SPLITS * BLOCK_N * BLOCK_M) + inner
-        tl.store(slots + split * (BLOCK_N * BLOCK_M), acc, cache_modifier=".cg")
+        tl.store(slots + split * (BLOCK_N * BLOCK_M), acc, mask=used, cache_modifier=".cg")
         tl.debug_barrier()  # all threads' parts before the one thread's arrival
         complete = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
         if complete:
             tl.store(arrivals_ptr + tile, 0)
             acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             for other in range(SPLITS):
-                acc += tl.load(slots + other * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
+                acc += tl.load(slots + other * (BLOCK_N * BLOCK_M), mask=used, other=0.0, cache_modifier=".cg")
     if complete:
         if BIAS:
             acc += tl.load(bias_ptr + n, mask=inside, other=0.0).to(tl.float32)[:, None]
