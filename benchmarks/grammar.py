@@ -1,10 +1,12 @@
 """Grammar libraries side by side: what compiling and masking cost, and which JSON schemas they honour.
 
-    python benchmarks/grammar.py FOLDER [--rounds 5] [--cases]
+    python benchmarks/grammar.py FOLDER [--rounds 5] [--cases] [--step ROWS ...]
 
 FOLDER has a tokenizer.json. xgrammar is left out where it isn't installed (it wants torch, which this process then loads). Times are of one
 thread's processor time. For each case of `grammar_cases`: `refused` means the library says it can't, `ok` that it takes every valid answer and no
 invalid one, else what it gets wrong, which a server could only find out from its users.
+
+`--step` measures instead, on the clock, what masks of so many rows that write JSON cost the host a step.
 """
 
 from __future__ import annotations
@@ -18,12 +20,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from grammar_cases import CASES, SchemaCase
 
+from trivium.engine.grammar import GrammarTable
 from trivium.engine.grammar_compiler import GrammarCompiler
+from trivium.engine.staging import Staging
+from trivium.scheduling.step import NewRow
 from trivium.text import Tokenizer
 from trivium.text.grammar import to_llguidance
-from trivium.types import StructuredOutputsParams
+from trivium.types import SamplingParams, StructuredOutputsParams
 
 
 class Refused(Exception):
@@ -175,14 +181,51 @@ def run(library: Library, encode: Callable[[str], list[int]], rounds: int, *, sh
     print(f"  mask us a token: mean {statistics.mean(masks):.1f}, {quantiles}, largest {masks[-1]:.0f} ({len(masks)} masks)")
 
 
+def step_times(tokenizer: Tokenizer, num_rows: int, num_steps: int = 60) -> list[float]:
+    """Milliseconds of the host's work for one step: tokens of the one before taken in, masks made. Rows are at different places of an answer."""
+    case = next(case for case in CASES if case.name == "nested order")
+    compiler = GrammarCompiler(lambda: tokenizer, tokenizer.vocab_size)
+    table = GrammarTable(compiler, tokenizer.vocab_size, Staging(torch.device("cpu")))
+    grammar = to_llguidance(StructuredOutputsParams(json=case.schema))
+    answer = tokenizer.encode(case.valid[0], add_special_tokens=False)
+    rows = list(range(num_rows))
+    for row in rows:
+        seen = answer[: row % (len(answer) // 2)]
+        table.add_row(
+            NewRow(
+                row=row,
+                request_id=str(row),
+                params=SamplingParams(),
+                prompt_token_ids=[0],
+                output_token_ids=seen,
+                stop_token_ids=[0],
+                bad_words_token_ids=[],
+                grammar=grammar,
+            )
+        )
+    times: list[float] = []
+    for step in range(min(num_steps, len(answer) // 2)):
+        begin = time.monotonic()
+        table.make_masks(rows)
+        times.append((time.monotonic() - begin) * 1e3)
+        table.record(rows, torch.tensor([answer[row % (len(answer) // 2) + step] for row in rows]))
+    return sorted(times)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", action="store_true", help="print each case")
+    parser.add_argument("--step", type=int, nargs="+", metavar="ROWS", help="measure the host's work of a step instead")
     options = parser.parse_args()
     tokenizer = Tokenizer.from_folder(options.folder)
     print(f"vocabulary of {tokenizer.vocab_size}")
+    for num_rows in options.step or ():
+        times = step_times(tokenizer, num_rows)
+        print(f"{num_rows} rows: median {statistics.median(times):.3f} ms a step, largest {times[-1]:.2f}")
+    if options.step:
+        return
     for make in (LLGuidance, XGrammar):
         begin = time.process_time()
         try:

@@ -90,14 +90,20 @@ class GrammarTable:
     def apply(self, logits: Tensor, rows: list[int], lines: list[int], lines_device: Tensor) -> dict[int, str]:
         """In place on logits [S, V] float32: what the grammars of `lines` don't allow becomes -inf. Where a grammar is over a stop token is always
         possible, whatever ruled it out. Returns the lines that can't go on, with the reason."""
-        self._read()
         masked = [self._rows[rows[line]] for line in lines]
-        apply_grammar_mask(logits, lines_device, self._staging.ship(self._masks(masked)))
+        masks = self.make_masks([rows[line] for line in lines])
+        apply_grammar_mask(logits, lines_device, self._staging.ship(masks))
         ends = [(line, token_id) for line, row in zip(lines, masked, strict=True) if row.is_over for token_id in row.stop_token_ids]
         if ends:
             line_index, token_index = self._staging.ship(np.array(ends, dtype=np.int64).T.copy())
             logits[line_index, token_index] = logits[line_index, token_index].clamp(min=LOWEST)
         return {line: row.error for line, row in zip(lines, masked, strict=True) if row.error}
+
+    def make_masks(self, rows: list[int]) -> npt.NDArray[np.int32]:
+        """The host's work of a step: [rows, words]; bit i of word w says whether token w * WORD + i may follow. A grammar that can't go on allows
+        nothing."""
+        self._read()
+        return self._masks([self._rows[row] for row in rows])
 
     def record(self, rows: list[int], token_ids: Tensor) -> None:
         """What these rows just sampled, [len(rows)] on the device; read when the next masks are made."""
@@ -116,7 +122,6 @@ class GrammarTable:
         self._unread.clear()
 
     def _masks(self, rows: list[_Row]) -> npt.NDArray[np.int32]:
-        """[rows, words]; bit i of word w says whether token w * WORD + i may follow. A grammar that can't go on allows nothing."""
         masks = np.zeros((len(rows), mask_words(self._end + 1)), dtype=np.int32)
         going_on = [(row, masks[index]) for index, row in enumerate(rows) if not row.is_over and not row.error]
         begin = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +15,11 @@ from trivium.text import Tokenizer
 
 MAX_CACHED: Final = 64
 """Compiled grammars that are kept, though no request has them, for the next one that asks for the same."""
+
+MAX_CACHED_S: Final = 4.0
+"""Processor time that compiling those took, which grows with the memory they hold: ordinary ones take a millisecond, the worst 50 MB."""
+MAX_LEXER_STATES: Final = 50_000
+"""Of one request, a kilobyte each."""
 
 Compiled = Future[Any]
 """An `LLMatcher` at its start, or what is wrong with the grammar (`InvalidRequest`)."""
@@ -31,6 +37,8 @@ class GrammarCompiler:
         self._alive: WeakValueDictionary[str, Compiled] = WeakValueDictionary()
         """All that somebody holds, here or elsewhere."""
         self._recent: OrderedDict[str, Compiled] = OrderedDict()
+        self._seconds: dict[str, float] = {}
+        """What compiling the recent ones took."""
         self._lock = threading.Lock()
 
     def warm(self) -> None:
@@ -42,23 +50,35 @@ class GrammarCompiler:
         with self._lock:
             found = self._alive.get(grammar)
             if found is None:
-                found = self._alive[grammar] = self._thread.submit(self.compile, grammar)
+                found = self._alive[grammar] = self._thread.submit(self._compile, grammar)
             self._recent[grammar] = found
             self._recent.move_to_end(grammar)
-            if len(self._recent) > MAX_CACHED:
-                self._recent.popitem(last=False)
+            while len(self._recent) > MAX_CACHED or sum(self._seconds.values()) > MAX_CACHED_S:
+                forgotten, _ = self._recent.popitem(last=False)
+                self._seconds.pop(forgotten, None)
         return found
 
     def matcher(self, grammar: str) -> Any:
         """An `LLMatcher` of one's own. Waits until it is compiled; raises `InvalidRequest`."""
         return self.prepare(grammar).result().deep_copy()
 
+    def _compile(self, grammar: str) -> Any:
+        self._vocabulary()
+        begin = time.thread_time()
+        try:
+            return self.compile(grammar)
+        finally:
+            with self._lock:
+                if grammar in self._recent:
+                    self._seconds[grammar] = time.thread_time() - begin
+
     def compile(self, grammar: str) -> Any:
         """An `LLMatcher` that has made its first mask already: that is the slowest one. Raises `InvalidRequest`."""
         import llguidance
 
         guidance: Any = llguidance
-        matcher = guidance.LLMatcher(self._vocabulary(), grammar, log_level=0, limits=guidance.LLParserLimits(verbose_errors=False))
+        limits = guidance.LLParserLimits(verbose_errors=False, max_lexer_states=MAX_LEXER_STATES)
+        matcher = guidance.LLMatcher(self._vocabulary(), grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():

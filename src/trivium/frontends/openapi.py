@@ -8,6 +8,7 @@ import msgspec
 
 from trivium import __version__
 from trivium.frontends.errors import ErrorBody
+from trivium.frontends.kserve import openapi as kserve
 from trivium.frontends.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from trivium.frontends.tgi import openapi as tgi
 
@@ -149,18 +150,23 @@ def _paths() -> Json:
         "/docs": _get("This description as a page", _STRING, media_type="text/html", errors=("401",)),
         "/openapi.json": _get("This description", {"type": "object"}, errors=("401",)),
         **tgi.paths(),
+        **kserve.paths(),
     }
 
 
 def openapi_document(root_path: str = "") -> Json:
     """OpenAPI 3.1."""
-    bodies = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ErrorBody, *tgi.BODIES)
+    bodies = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ErrorBody, *tgi.BODIES, *kserve.BODIES)
     _, components = msgspec.json.schema_components(bodies, ref_template=_REF)
     for name, fields in _REQUIRED.items():
         components[name]["required"] = sorted({*components[name].get("required", ()), *fields})
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Trivium", "version": __version__, "description": "The OpenAI API with vLLM's extra fields, and TGI's."},
+        "info": {
+            "title": "Trivium",
+            "version": __version__,
+            "description": "The OpenAI API with vLLM's extra fields, TGI's, and KServe v2 with Triton's extensions.",
+        },
         "servers": [{"url": root_path or "/"}],
         "paths": _paths(),
         "components": {

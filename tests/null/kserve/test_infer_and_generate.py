@@ -84,7 +84,7 @@ def test_tensors_in_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert request.inputs[0].data == struct.pack("<4f", 0, 1, 2, 3)
     response = InferResponse(model="m", version="1", outputs=[Tensor("OUT", DataType.FP32, (1, 4), bytes(16))])
     rendered = json.loads(render(response, forms)[0])
-    assert rendered["outputs"][0]["parameters"] == {"shared_memory_region": "r", "shared_memory_offset": 16, "shared_memory_byte_size": 16}
+    assert rendered["outputs"] == [{"name": "OUT", "datatype": "FP32", "shape": [1, 4]}]
     assert (tmp_path / "region").read_bytes()[16:] == bytes(16)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers_scripted_engine import EOS_ID, VOCAB_SIZE, byte_tokenizer
 
-from trivium.engine import grammar
+from trivium.engine import grammar, grammar_compiler
 from trivium.engine.grammar_compiler import MAX_CACHED, GrammarCompiler
 from trivium.engine.sampler import Sampler
 from trivium.errors import InvalidRequest
@@ -269,6 +269,19 @@ def test_compiled_grammars_are_kept_but_not_for_ever(compiler: GrammarCompiler) 
     assert compiler.prepare(kept) is first, "somebody still has it"
     for other in others:
         compiler.prepare(other).result()
+    assert len(compiler._recent) == MAX_CACHED
+    assert compiler._seconds.keys() <= compiler._recent.keys()
     alive = weakref.ref(first)
     del first
     assert alive() is None
+
+
+def test_grammars_that_took_long_leave_the_cache_first(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those in use: whoever holds one keeps it."""
+    monkeypatch.setattr(grammar_compiler, "MAX_CACHED_S", -1.0)
+    held = compiler.prepare("start: /held/")
+    held.result()
+    compiler.prepare("start: /other/").result()
+    compiler.prepare("start: /third/")
+    assert "start: /other/" not in compiler._recent
+    assert compiler.prepare("start: /held/") is held

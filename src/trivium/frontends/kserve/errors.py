@@ -45,7 +45,7 @@ _HTTP_ERRORS: Final = {404: "Not Found", 405: "Method Not Allowed"}
 """Routing errors in Triton's words."""
 
 
-class ErrorBody(msgspec.Struct):
+class KserveErrorBody(msgspec.Struct):
     error: str
 
 
@@ -65,7 +65,7 @@ def text_of(error: TriviumError) -> str:
 
 
 def error_body(error: TriviumError) -> bytes:
-    return msgspec.json.encode(ErrorBody(text_of(error)))
+    return msgspec.json.encode(KserveErrorBody(text_of(error)))
 
 
 def headers_of(error: TriviumError) -> Headers:

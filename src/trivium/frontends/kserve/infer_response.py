@@ -38,12 +38,8 @@ def _output(tensor: Tensor, forms: OutputForms, tail: list[Buffer]) -> dict[str,
     described: dict[str, Any] = {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
     region = None if forms.regions is None else forms.regions.get(name)
     if region is not None:
+        # Nothing more is said of it, as in Triton: its C++ client takes any parameters for those of binary data.
         region.write(data, name)
-        described["parameters"] = {
-            "shared_memory_region": region.region.name,
-            "shared_memory_offset": region.offset,
-            "shared_memory_byte_size": len(data),
-        }
     elif forms.is_binary_for(name):
         described["parameters"] = {"binary_data_size": len(data)}
         tail.append(data)

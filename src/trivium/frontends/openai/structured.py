@@ -11,7 +11,7 @@ from trivium.types import StructuredOutputsParams
 
 GUIDED: Final = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 TYPES: Final[dict[str, Any]] = {
-    "json": dict | str | bool,
+    "json": (dict, str, bool),
     "regex": str,
     "choice": list,
     "grammar": str,
