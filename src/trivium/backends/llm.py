@@ -31,7 +31,7 @@ from trivium.metrics.instruments import Registry
 from trivium.metrics.sequence import ModelMetrics, SequenceClock
 from trivium.protocol.messages import AddRequest
 from trivium.text import ChatTemplate, Tokenizer
-from trivium.text.grammar import GrammarChecker
+from trivium.text.grammar import GrammarChecker, check_tokenizer
 from trivium.types import GenerateRequest, SamplingParams, StructuredOutputsParams, TextSpan
 
 BAD_WORD_COST: Final = 128
@@ -177,7 +177,7 @@ class LLMBackend:
         """For the engine; empty where nothing is wanted. Raises `InvalidRequest` for what can't be compiled."""
         if wanted is None:
             return ""
-        self._prompter.tokenizer(wanted.origin)
+        check_tokenizer(self._prompter.tokenizer(wanted.origin), wanted)
         return await self._grammars.check(wanted)
 
     async def _bad_words(self, params: SamplingParams) -> list[list[int]]:

@@ -13,7 +13,7 @@ import msgspec
 from trivium.backends.llm_params import MAX_PRIORITY, check_params
 from trivium.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
 from trivium.text import ChatTemplate, Tokenizer
-from trivium.text.grammar import GrammarChecker
+from trivium.text.grammar import GrammarChecker, check_tokenizer
 from trivium.types import ChatMessage, SamplingParams, StructuredOutputsParams, check_token_ids
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -121,7 +121,11 @@ class InputReader:
 
     def grammar(self, wanted: StructuredOutputsParams | None) -> str:
         """For the engine; empty where nothing is wanted."""
-        return "" if wanted is None else self._grammars.check_blocking(wanted)
+        if wanted is None:
+            return ""
+        if self._tokenizer is not None:
+            check_tokenizer(self._tokenizer, wanted)
+        return self._grammars.check_blocking(wanted)
 
     def close(self) -> None:
         self._grammars.close()

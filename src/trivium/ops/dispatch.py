@@ -39,12 +39,12 @@ def fast_path(op: str, tensor: Tensor) -> FastPath | None:
 @contextmanager
 def references_only(device_type: str) -> Iterator[None]:
     """Inside, ops on this kind of device run their references: for tests and for finding a fault."""
-    saved = load_fast_paths(device_type)
-    _loaded[device_type] = {}
+    saved, loaded = load_fast_paths(device_type), _loaded
+    loaded[device_type] = {}
     try:
         yield
     finally:
-        _loaded[device_type] = saved
+        loaded[device_type] = saved  # in the same table, also where a test has put another in its place meanwhile
 
 
 def _import_fast_paths(package: str | None) -> Mapping[str, FastPath]:

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from trivium.errors import InvalidRequest
+from trivium.errors import InvalidRequest, UnsupportedFeature
+from trivium.text.tokenizer import Tokenizer
 from trivium.text.worker_process import WorkerProcess
 from trivium.types import StructuredOutputsParams
 
@@ -102,6 +103,12 @@ def _bounded(text: str, wanted: StructuredOutputsParams) -> str:
     return text
 
 
+def check_tokenizer(tokenizer: Tokenizer, wanted: StructuredOutputsParams) -> None:
+    """Raises `UnsupportedFeature` for a tokenizer whose tokens' text depends on their neighbours: no mask could be right."""
+    if tokenizer.byte_decoder is None:
+        raise UnsupportedFeature("Structured outputs need a tokenizer whose tokens stand for bytes, which this model's do not.", param=wanted.origin)
+
+
 class _Lane:
     """A process, and the thread that waits for it."""
 
@@ -124,6 +131,7 @@ class GrammarChecker:
         self._num_chars = 0
         """Of all answers in `_known`."""
         self._lock = threading.Lock()
+        self._is_closed = False
 
     async def check(self, wanted: StructuredOutputsParams) -> str:
         """The grammar for the engine. Raises `InvalidRequest` for one that can't be compiled, or not within bounds."""
@@ -142,6 +150,8 @@ class GrammarChecker:
         return _conclude(wanted, grammar, answer)
 
     def close(self) -> None:
+        """Does not wait for grammars that are being tried."""
+        self._is_closed = True
         for lane in self._lanes:
             lane.close()
 
@@ -152,6 +162,8 @@ class GrammarChecker:
             process = self._lanes[place].process
             found = process.ask({"grammar": grammar})
             self._remember(grammar, place, found)
+            if self._is_closed:
+                return found
             if _is_limit(found):
                 process.start()  # the next one need not wait for it
         return None if _is_limit(found) and place + 1 < len(self._lanes) else found

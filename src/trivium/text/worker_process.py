@@ -56,7 +56,10 @@ class WorkerProcess:
         return self._process
 
     def close(self) -> None:
-        """A later `ask` starts another one."""
+        """An `ask` under way ends without an answer; a later one starts another process."""
+        process = self._process
+        if process is not None:
+            process.kill()
         with self._lock:
             if self._process is not None:
                 _end(self._process)

@@ -62,14 +62,17 @@ class Client:
 
     def __init__(self, limits: Http2Limits | None = None, *, preface: bytes = PREFACE + settings({})) -> None:
         self.requests: list[Received] = []
-        self.connections: dict[Http2Connection, None] = {}
-        self.connection = Http2Connection(self._accept, limits or Http2Limits(), self.connections)
+        self.is_lost = False
+        self.connection = Http2Connection(self._accept, limits or Http2Limits(), self._on_lost)
         self.transport = FakeTransport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()
         if preface:
             self.connection.data_received(preface)
+
+    def _on_lost(self, connection: Http2Connection) -> None:
+        self.is_lost = True
 
     def _accept(self, stream: Stream, headers: Headers) -> Received:
         self.requests.append(Received(stream, headers))

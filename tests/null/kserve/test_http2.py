@@ -129,7 +129,7 @@ async def test_a_lost_connection_resets_its_requests() -> None:
     client.send(client.request(1), client.request(3))
     client.connection.connection_lost(None)
     assert [request.was_reset for request in client.requests] == [True, True]
-    assert not client.connections
+    assert client.is_lost
 
 
 async def test_a_drain_ends_with_the_last_request() -> None:
@@ -303,10 +303,20 @@ async def test_a_client_that_opens_no_window_is_cut_off() -> None:
     client.requests[0].stream.send_data(b"x")
     await asyncio.sleep(0.01)
     client.send(window_update(3, 10))
-    await asyncio.sleep(0.015)
-    assert not client.transport.is_closed
-    await asyncio.sleep(0.03)
+    await asyncio.sleep(0.05)
     assert client.transport.is_closed
+
+
+async def test_a_client_that_reads_slowly_is_waited_for() -> None:
+    client = Client(Http2Limits(write_timeout_s=0.1), preface=PREFACE + settings_frame({Setting.INITIAL_WINDOW_SIZE: 0}))
+    client.send(client.request(1, ends=True))
+    client.requests[0].stream.send_data(b"0123")
+    for _ in range(4):
+        await asyncio.sleep(0.05)
+        client.send(window_update(1, 1))
+    await asyncio.sleep(0.15)
+    assert not client.transport.is_closed
+    assert b"".join(payload for kind, _, _, payload in await client.frames() if kind == FrameType.DATA) == b"0123"
 
 
 async def test_answers_left_unread_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,3 +339,4 @@ async def test_a_handler_that_fails_ends_its_stream_only(caplog: pytest.LogCaptu
     assert bytes(client.requests[1].data) == b"y"
     assert (FrameType.RST_STREAM, 0, 1, struct.pack(">I", ErrorCode.INTERNAL_ERROR)) in await client.frames()
     assert "a request failed" in caplog.text
+    assert [request.was_reset for request in client.requests] == [True, False]

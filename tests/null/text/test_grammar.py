@@ -12,12 +12,14 @@ from typing import Any
 
 import llguidance
 import pytest
+import tokenizers
+from helpers_scripted_engine import byte_tokenizer
 
 from trivium.config import HttpConfig, TgiConfig
 from trivium.errors import InvalidRequest, UnsupportedFeature
 from trivium.frontends.openai.schema import ChatBody
 from trivium.frontends.openai.structured import structured_outputs_of
-from trivium.text import grammar, grammar_worker
+from trivium.text import Tokenizer, grammar, grammar_worker
 from trivium.text.grammar import GrammarChecker, to_llguidance
 from trivium.types import StructuredOutputsParams
 
@@ -212,6 +214,35 @@ def test_a_bomb_is_stopped_and_the_next_grammar_is_tried() -> None:
         checker.check_blocking(StructuredOutputsParams(json={"const": "z" * 60_000}))
     assert checker.check_blocking(StructuredOutputsParams(regex="a"))
     checker.close()
+
+
+def test_closing_does_not_wait_for_a_bomb() -> None:
+    checker = GrammarChecker((60.0, 60.0))
+    refused: list[str] = []
+
+    def bomb() -> None:
+        with pytest.raises(InvalidRequest) as error:
+            checker.check_blocking(StructuredOutputsParams(json={"type": "integer", "multipleOf": 999983}))
+        refused.append(error.value.message)
+
+    thread = threading.Thread(target=bomb)
+    thread.start()
+    lane = checker._lanes[0]
+    while lane.process._process is None:
+        thread.join(0.01)
+    checker.close()
+    thread.join(20)
+    assert len(refused) == 1
+    assert all(lane.process._process is None for lane in checker._lanes)
+
+
+def test_tokens_must_stand_for_bytes() -> None:
+    wordpiece = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0, "##b": 1}, unk_token="a"))
+    wordpiece.decoder = tokenizers.decoders.WordPiece()
+    with pytest.raises(UnsupportedFeature) as refused:
+        grammar.check_tokenizer(Tokenizer(wordpiece), StructuredOutputsParams(regex="a", origin="guided_regex"))
+    assert refused.value.param == "guided_regex"
+    grammar.check_tokenizer(byte_tokenizer(), StructuredOutputsParams(regex="a"))
 
 
 def test_the_worker() -> None:

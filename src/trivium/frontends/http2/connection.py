@@ -49,6 +49,10 @@ MAX_NOISE: Final = 2000
 _NOISE_PER_REQUEST: Final = 4
 
 
+Accept = Callable[[Stream, Headers], StreamHandler | None]
+"""Gives the handler of a new request; it may answer at once, and then give None."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Http2Limits:
     max_header_bytes: int = 16 * 1024
@@ -59,14 +63,12 @@ class Http2Limits:
 
 
 class Http2Connection(asyncio.Protocol):
-    """`accept(stream, headers)` gives the handler of a new request; it may answer at once, and then give None."""
+    """Made by a server for each connection it accepts; `on_lost` is told when it is gone."""
 
-    def __init__(
-        self, accept: Callable[[Stream, Headers], StreamHandler | None], limits: Http2Limits, connections: dict[Http2Connection, None]
-    ) -> None:
+    def __init__(self, accept: Accept, limits: Http2Limits, on_lost: Callable[[Http2Connection], None] = lambda connection: None) -> None:
         self._accept = accept
         self._limits = limits
-        self._connections = connections
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(max_frame_bytes=FRAME_BYTES)
@@ -94,7 +96,6 @@ class Http2Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's class is none of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
-        self._connections[self] = None
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -112,13 +113,13 @@ class Http2Connection(asyncio.Protocol):
         self.write(window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.pop(self, None)
         self._header_timeout.stop()
         self._write_timeout.stop()
         self._stall_timeout.stop()
         self._transport = None
         for stream in list(self._streams.values()):
             self._drop(stream)
+        self._on_lost(self)
 
     def pause_writing(self) -> None:
         self._write_timeout.start()
@@ -163,14 +164,15 @@ class Http2Connection(asyncio.Protocol):
         self._waiting[stream] = None
         self._stall_timeout.start()
         if self.queued_bytes > MAX_QUEUED_BYTES:
-            stream.reset(ErrorCode.ENHANCE_YOUR_CALM)
-            self._tell_reset(stream)
+            self._reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
 
     def forget(self, stream: Stream) -> None:
         """It has ended on this side."""
         stream.is_closed = True
         self._streams.pop(stream.id, None)
         self._waiting.pop(stream, None)
+        if not self._waiting:
+            self._stall_timeout.stop()
         self.queued_bytes -= stream.queued_bytes
         if self._is_draining:
             self._close_if_drained()
@@ -292,10 +294,10 @@ class Http2Connection(asyncio.Protocol):
         try:
             function(*args)
         except StreamError as error:
-            stream.reset(error.code)
+            self._reset(stream, error.code)
         except Exception:
             logger.exception("a request failed")
-            stream.reset(ErrorCode.INTERNAL_ERROR)
+            self._reset(stream, ErrorCode.INTERNAL_ERROR)
 
     def _on_rst_stream(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -310,6 +312,10 @@ class Http2Connection(asyncio.Protocol):
 
     def _drop(self, stream: Stream) -> None:
         self.forget(stream)
+        self._tell_reset(stream)
+
+    def _reset(self, stream: Stream, code: ErrorCode) -> None:
+        stream.reset(code)
         self._tell_reset(stream)
 
     def _tell_reset(self, stream: Stream) -> None:
@@ -342,7 +348,7 @@ class Http2Connection(asyncio.Protocol):
             stream.send_window += difference
             if stream.send_window > MAX_WINDOW:
                 raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "a window is too large")
-        self._flush_waiting()
+        self._flush_waiting(list(self._waiting))
 
     def _on_window_update(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -350,14 +356,11 @@ class Http2Connection(asyncio.Protocol):
         increment = word(payload)
         if increment == 0:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "a window update by nothing")
-        self._stall_timeout.stop()
-        if self._waiting:
-            self._stall_timeout.start()
         if stream_id == 0:
             self.send_window += increment
             if self.send_window > MAX_WINDOW:
                 raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "a window is too large")
-            self._flush_waiting()
+            self._flush_waiting(list(self._waiting))
             return
         stream = self._streams.get(stream_id)
         if stream is None:
@@ -367,15 +370,18 @@ class Http2Connection(asyncio.Protocol):
             return
         stream.send_window += increment
         if stream.send_window > MAX_WINDOW:
-            stream.reset(ErrorCode.FLOW_CONTROL_ERROR)
+            self._reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
         elif stream in self._waiting:
-            del self._waiting[stream]
-            stream.flush()
+            self._flush_waiting([stream])
 
-    def _flush_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for stream in waiting:
+    def _flush_waiting(self, streams: list[Stream]) -> None:
+        """The peer has read something: those that still wait have all of the time again."""
+        for stream in streams:
+            self._waiting.pop(stream, None)
             stream.flush()
+        self._stall_timeout.stop()
+        if self._waiting:
+            self._stall_timeout.start()
 
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id != 0 or len(payload) != 8:

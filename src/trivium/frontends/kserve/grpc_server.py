@@ -17,8 +17,9 @@ from trivium.config import GrpcConfig, HttpConfig
 from trivium.errors import InvalidRequest, TriviumError
 from trivium.frontends.auth import ApiKeys
 from trivium.frontends.errors import as_trivium_error
-from trivium.frontends.http2.connection import Http2Connection, Http2Limits
+from trivium.frontends.http2.connection import Http2Limits
 from trivium.frontends.http2.hpack import Headers, encode
+from trivium.frontends.http2.server import Http2Server
 from trivium.frontends.http2.stream import Stream, StreamHandler
 from trivium.frontends.kserve.grpc_admin import AdminMethod, AdminMethods
 from trivium.frontends.kserve.grpc_infer import StreamInfer, UnaryInfer
@@ -46,37 +47,22 @@ class GrpcServer:
     def __init__(self, service: InferenceService, config: GrpcConfig, http: HttpConfig, state: KserveState) -> None:
         self._methods = _methods(service, state)
         self._keys = ApiKeys(http.api_key)
-        self._connections: dict[Http2Connection, None] = {}
-        self._http_limits = Http2Limits(preface_timeout_s=http.header_timeout_s, write_timeout_s=http.write_timeout_s)
+        limits = Http2Limits(preface_timeout_s=http.header_timeout_s, write_timeout_s=http.write_timeout_s)
+        self._server = Http2Server(self._accept, limits)
         self._limits = WireLimits(
             max_message_bytes=config.grpc_max_message_bytes,
             max_buffered_bytes=_MAX_BUFFERED_MESSAGES * config.grpc_max_message_bytes,
             message_timeout_s=http.body_timeout_s,
             compression=b"" if config.grpc_compression == "none" else config.grpc_compression.encode(),
         )
-        self._server: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket) -> None:
         """Serve on a socket that listens."""
-        self._server = await asyncio.get_running_loop().create_server(self._connect, sock=sock)
+        await self._server.start(sock)
 
     async def close(self) -> None:
         """Take no new calls, and let open ones end for a moment."""
-        if self._server is None:
-            return
-        self._server.close()
-        for connection in list(self._connections):
-            connection.drain()
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + CLOSE_TIMEOUT_S
-        while self._connections and loop.time() < ends_at:
-            await asyncio.sleep(0.01)
-        for connection in list(self._connections):
-            connection.abort()
-        await self._server.wait_closed()
-
-    def _connect(self) -> Http2Connection:
-        return Http2Connection(self._accept, self._http_limits, self._connections)
+        await self._server.close(CLOSE_TIMEOUT_S)
 
     def _accept(self, stream: Stream, headers: Headers) -> StreamHandler | None:
         path, is_grpc = _path_of(headers)
