@@ -28,6 +28,8 @@ from trivium.infer import InferRequest, InferResponse
 from trivium.protocol.model_config import ModelConfig
 from trivium.types import GenerateRequest, PromptInfo
 
+MAX_RESPONSE_INDEX: Final = 15
+"""A stream has a response for each token: those from here on are counted as one."""
 MAX_QUEUED: Final = 1024
 """Prompts that may wait beyond those the engine runs at once."""
 
@@ -97,7 +99,7 @@ class LlmTensorModel:
         return response
 
     def on_response(self, inference: TensorInference, response: InferResponse) -> None:
-        times = self._statistics.response(inference.num_responses)
+        times = self._statistics.response(min(inference.num_responses, MAX_RESPONSE_INDEX))
         (times.empty_response if response.is_null else times.success).add(time.monotonic_ns() - inference.arrival_ns)
 
     def on_end(self, inference: TensorInference, reason: FailureReason | None) -> None:

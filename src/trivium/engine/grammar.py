@@ -73,6 +73,7 @@ class GrammarTable:
         """Tokens on their way to the host."""
         self._num_timed = 0
         """Steps still to be timed row by row."""
+        self._num_threads = min(MAX_MASK_THREADS, (os.cpu_count() or 2) // 2)
         self._threads: Any = None
 
     def add_row(self, new_row: NewRow) -> None:
@@ -129,11 +130,12 @@ class GrammarTable:
             self._num_timed -= 1
             for row, mask in going_on:
                 self._fill_timed(row, mask)
-        elif len(going_on) > 1:
+        elif len(going_on) > 1 and self._num_threads > 1:
             places = [(row.matcher, index) for index, row in enumerate(rows) if not row.is_over and not row.error]
             self._executor().unsafe_compute_mask_ptr(places, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(rows))
-        elif going_on:
-            _fill(*going_on[0])
+        else:
+            for row, mask in going_on:
+                _fill(row, mask)
         if self._ends_slow_rows and time.monotonic() - begin > SLOW_STEP_S:
             self._num_timed = NUM_TIMED_STEPS
         for index, row in enumerate(rows):
@@ -172,7 +174,7 @@ class GrammarTable:
             import llguidance
 
             executor: Callable[..., Any] = llguidance.LLExecutor
-            self._threads = executor(num_threads=max(1, min(MAX_MASK_THREADS, (os.cpu_count() or 2) // 2)))
+            self._threads = executor(num_threads=self._num_threads)
         return self._threads
 
 

@@ -69,7 +69,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: DeviceInfo, *, is_ggu
             dtype = "bfloat16" if device.has_bf16 else ("float16" if is_gpu else "float32")
         if dtype not in DTYPES:
             raise ConfigError(f"The model's config asks for dtype {dtype!r}; there are {', '.join(DTYPES)}.", param="dtype")
-        notes.append(f"dtype {dtype}: {'GGUF weights are dequantized to it' if is_gguf else 'from the checkpoint'}")
+        notes.append(f"dtype {dtype}: {'of GGUF weights that are not kept packed' if is_gguf else 'from the checkpoint'}")
     max_num_seqs = config.scheduler.max_num_seqs
     if max_num_seqs is None:
         max_num_seqs = 1024 if is_large else 256 if is_gpu else 64
