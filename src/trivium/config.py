@@ -78,7 +78,9 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = doc(None, "Exact size of the KV cache; default: measured on a GPU, a quarter of free memory on a CPU.")
     num_gpu_blocks_override: int | None = doc(None, "Exact number of KV blocks.")
     enable_prefix_caching: bool = doc(True, "Reuse the KV blocks of a prompt's start that was seen before.")
-    kv_cache_dtype: Literal["auto", "fp8"] = doc("auto", "Type of cached keys and values; auto: the model's; fp8 (e4m3, unscaled): half the memory, on GPUs that have it.")
+    kv_cache_dtype: Literal["auto", "fp8"] = doc(
+        "auto", "Type of cached keys and values; auto: the model's; fp8 (e4m3, unscaled): half the memory, on GPUs that have it."
+    )
     watermark: float = doc(0.01, "Share of blocks kept free when a new request is admitted, so that running ones can grow.")
 
     def __post_init__(self) -> None:
@@ -214,7 +216,9 @@ class HttpConfig:
     queue_timeout_s: float | None = doc(None, "Longest time a request may wait for its turn; then it is answered with 429. Default: no limit.")
     request_timeout_s: float | None = doc(None, "Longest time a request may take in all; default: no limit.")
     max_body_bytes: int = doc(16 * 1024 * 1024, "Largest request body.")
-    max_tensor_bytes: int = doc(64 * 1024 * 1024, "Largest body of a KServe inference request, decompressed; its JSON part counts as a body of its own.")
+    max_tensor_bytes: int = doc(
+        64 * 1024 * 1024, "Largest body of a KServe inference request, decompressed; its JSON part counts as a body of its own."
+    )
     max_header_bytes: int = doc(64 * 1024, "Largest sum of request line and headers.")
     max_header_count: int = doc(100, "Most headers of a request.")
     header_timeout_s: float = doc(15.0, "Longest time from a request's first byte (or a new connection) to the end of its headers.")
@@ -257,7 +261,8 @@ class RepositoryConfig:
 
     model_repository: tuple[str, ...] = doc((), "Folders of models to serve, each laid out as <model>/<version>/<files>.")
     model_control_mode: Literal["none", "explicit", "poll"] = doc(
-        "none", "Which models are loaded: none (all, once), explicit (those of load_model and of the load API), poll (all, following changes on disk)."
+        "none",
+        "Which models are loaded: none (all, once), explicit (those of load_model and of the load API), poll (all, following changes on disk).",
     )
     load_model: tuple[str, ...] = doc((), "With explicit control: models to load at the start; '*': all.")
     repository_poll_secs: float = doc(15.0, "With poll control: seconds between looks at the disk.")
@@ -270,8 +275,13 @@ class RepositoryConfig:
     model_load_thread_count: int = doc(4, "Most model versions that are loaded at the same time.")
     model_load_retry_count: int = doc(0, "How often a model that can't be loaded is tried again.")
     rate_limit: Literal["off", "execution_count"] = doc("off", "Share the resources that instance groups name: off, or execution_count.")
-    rate_limit_resource: tuple[str, ...] = doc((), "Copies of a resource there are, as in R1:4 or R1:4:0 (on device 0); default: the most one instance asks for.")
-    metrics_config: tuple[str, ...] = doc((), "Metrics of models: counter_latencies, summary_latencies and histogram_latencies (each =true or =false), summary_quantiles=0.5:0.05,0.99:0.001.")
+    rate_limit_resource: tuple[str, ...] = doc(
+        (), "Copies of a resource there are, as in R1:4 or R1:4:0 (on device 0); default: the most one instance asks for."
+    )
+    metrics_config: tuple[str, ...] = doc(
+        (),
+        "Metrics of models: counter_latencies, summary_latencies and histogram_latencies (each =true or =false), summary_quantiles=0.5:0.05,0.99:0.001.",
+    )
     cache_config: tuple[str, ...] = doc((), "Response cache of models that enable it, as in local,size=104857600 (bytes); default: none.")
 
     def __post_init__(self) -> None:
@@ -313,7 +323,9 @@ class GrpcConfig:
             if port is not None and not 0 <= port <= 65535:
                 raise ConfigError(f"{name} must be from 0 to 65535, got {port}.", param=name)
         if not 1 <= self.grpc_max_message_bytes < 2**31:
-            raise ConfigError(f"grpc_max_message_bytes must be from 1 to 2147483647, got {self.grpc_max_message_bytes}.", param="grpc_max_message_bytes")
+            raise ConfigError(
+                f"grpc_max_message_bytes must be from 1 to 2147483647, got {self.grpc_max_message_bytes}.", param="grpc_max_message_bytes"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

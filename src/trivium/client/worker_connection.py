@@ -41,6 +41,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._filled = 0
         self._rest: bytearray | None = None
         """A frame too large for the buffer, `_filled` bytes of which are there."""
+        self._out: list[bytes | bytearray] = []
         self._to_release: list[int] = []
 
     @property
@@ -66,9 +67,15 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
     def send(self, message: ToWorker) -> None:
         """Never waits; what is sent to a process that has gone is lost."""
-        transport = self._transport
-        if transport is not None:
-            transport.write(encode_frame(message))
+        # Messages of one turn of the loop go out as one write: each write wakes the worker, which costs more than all else that is done here.
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(encode_frame(message))
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def pack(self, tensor: Tensor) -> WireTensor:
         data = tensor.data

@@ -26,6 +26,8 @@ from trivium.ops.sampling.grammar_mask import WORD, apply_grammar_mask, mask_wor
 from trivium.scheduling.step import NewRow
 
 MAX_MASK_THREADS: Final = 8
+MIN_SHARED_ROWS: Final = 32
+"""Fewer masks are made (9 us each) before other threads are awake."""
 LOWEST: Final = -1e30
 """For the end of an answer that something else rules out: far below all logits, and still finite after any temperature."""
 SLOW_STEP_S: Final = 0.02
@@ -124,18 +126,18 @@ class GrammarTable:
 
     def _masks(self, rows: list[_Row]) -> npt.NDArray[np.int32]:
         masks = np.zeros((len(rows), mask_words(self._end + 1)), dtype=np.int32)
-        going_on = [(row, masks[index]) for index, row in enumerate(rows) if not row.is_over and not row.error]
+        going_on = [(row, index) for index, row in enumerate(rows) if not row.is_over and not row.error]
         begin = time.monotonic()
         if self._num_timed:
             self._num_timed -= 1
-            for row, mask in going_on:
-                self._fill_timed(row, mask)
-        elif len(going_on) > 1 and self._num_threads > 1:
-            places = [(row.matcher, index) for index, row in enumerate(rows) if not row.is_over and not row.error]
+            for row, index in going_on:
+                self._fill_timed(row, masks[index])
+        elif self._num_threads > 1 and len(going_on) >= MIN_SHARED_ROWS:
+            places = [(row.matcher, index) for row, index in going_on]
             self._executor().unsafe_compute_mask_ptr(places, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(rows))
         else:
-            for row, mask in going_on:
-                _fill(row, mask)
+            for row, index in going_on:
+                _fill(row, masks[index])
         if self._ends_slow_rows and time.monotonic() - begin > SLOW_STEP_S:
             self._num_timed = NUM_TIMED_STEPS
         for index, row in enumerate(rows):

@@ -80,8 +80,18 @@ def prompt_step(resolved: ResolvedConfig, num_tokens: int, *, cached: int = 0) -
 
 def _step_on_block_0(num_tokens: list[int], num_computed: list[int], params: SamplingParams) -> StepPlan:
     num_rows = len(num_tokens)
-    nothing: dict[str, list[int]] = {"prompt_token_ids": [], "output_token_ids": [], "stop_token_ids": []}
-    new_rows = [NewRow(row=row, request_id=f"profile-{row}", params=params, bad_words_token_ids=[], **nothing) for row in range(num_rows)]
+    new_rows = [
+        NewRow(
+            row=row,
+            request_id=f"profile-{row}",
+            params=params,
+            prompt_token_ids=[],
+            output_token_ids=[],
+            stop_token_ids=[],
+            bad_words_token_ids=[],
+        )
+        for row in range(num_rows)
+    ]
     return StepPlan(
         step_id=0,
         new_rows=new_rows,

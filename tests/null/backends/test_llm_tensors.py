@@ -12,11 +12,13 @@ import pytest
 from helpers_scripted_engine import FakeEngine, fake_backend
 
 from trivium.backends.llm_repository import tensors_for
+from trivium.backends.llm_tensor_params import parse_llm_request
 from trivium.backends.llm_tensors import LlmTensorModel
 from trivium.errors import InvalidRequest, Overloaded, UnknownField, UnsupportedFeature
 from trivium.infer import DataType, InferRequest, InferResponse, RequestedOutput, Tensor
 from trivium.metrics.instruments import Registry
 from trivium.protocol.model_config import TYPE_STRING, ModelConfig
+from trivium.types import StructuredOutputsParams
 
 
 def _model(*, own_names: bool = False, max_batch_size: int = 0) -> LlmTensorModel:
@@ -121,6 +123,7 @@ async def test_sampling_parameters_come_as_json_or_as_request_parameters() -> No
         ([], {"temperature": -1.0}, InvalidRequest, "temperature"),
         ([_strings("sampling_parameters", ["[1]"])], {}, InvalidRequest, "one JSON object"),
         ([_strings("sampling_parameters", ["{"])], {}, InvalidRequest, "one JSON object"),
+        ([_strings("sampling_parameters", ['{"structured_outputs": {}}'])], {}, InvalidRequest, "Exactly one of json, regex"),
         ([Tensor("text_input", DataType.BYTES, (1,), b"\x01\x00\x00\x00\xff")], {}, InvalidRequest, "not UTF-8"),
         ([_strings("other", ["x"])], {}, InvalidRequest, "unexpected inference input 'other'"),
     ],
@@ -130,6 +133,11 @@ async def test_what_is_wrong_is_said_at_once(tensors: list[Tensor], parameters: 
     with pytest.raises(error, match=text):
         model.infer(_request(*tensors, **parameters))
     assert model.statistics.fail.count == 1
+
+
+def test_structured_outputs_are_sampling_parameters() -> None:
+    request = _request(_strings("sampling_parameters", ['{"structured_outputs": {"choice": ["a", "b"]}}']))
+    assert parse_llm_request(request, _model().signature).params.structured_outputs == StructuredOutputsParams(choice=["a", "b"])
 
 
 async def test_a_stream_takes_one_prompt() -> None:

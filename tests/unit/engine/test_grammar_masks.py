@@ -285,3 +285,15 @@ def test_what_took_long_to_compile_is_not_hoarded(compiler: GrammarCompiler, mon
     compiler.prepare("start: /third/")
     assert "start: /other/" not in compiler._recent
     assert compiler.prepare("start: /held/") is held
+
+
+def test_many_masks_are_made_in_threads(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "MIN_SHARED_ROWS", 3)
+    monkeypatch.setattr(grammar.os, "cpu_count", lambda: 8)
+    sampler = Sampler(WIDTH, 8, "cpu", 0, compiler)
+    texts = [b"ab", b"cd", b"e", b"fg", b"hi"]
+    for index, text in enumerate(texts):
+        sampler.add_row(row(index, choice=[text.decode()]))
+    found = steps(sampler, list(range(5)), [(b"q",) * 5, (b"q",) * 5])
+    assert sampler._grammars._threads is not None
+    assert [bytes(token for token in column if token < 256) for column in zip(*found, strict=True)] == texts

@@ -71,6 +71,14 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     echo: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+    # read by `structured`
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: str | None = None
     # taken note of by nobody here, harmless
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -80,13 +88,6 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # accepted only where they ask for nothing
     store: Any = None
     service_tier: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_whitespace_pattern: str | None = None
     use_beam_search: Any = None
     length_penalty: Any = None
     logprob_token_ids: Any = None
