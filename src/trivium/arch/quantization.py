@@ -141,5 +141,17 @@ def resolve_quantization(setting: str, checkpoint: QuantizationSpec | None, *, i
     if found is None and setting in _ON_THE_FLY:
         return QuantizationSpec(method=setting, rules=(Rule(scheme=_ON_THE_FLY[setting]),))
     holds = "plain weights" if found is None else f"weights quantized with {found.method}"
-    advice = f"; plain weights can be quantized while they are loaded with {', '.join(_ON_THE_FLY)}" if found is None else ""
+    if found is None:
+        advice = f"; plain weights can be quantized while they are loaded with {', '.join(_ON_THE_FLY)}"
+    else:
+        command = f"trivium quantize MODEL OUT --method {_method(setting)}"
+        advice = f". Only plain weights are quantized on load: serve it as it is, or make a checkpoint with {command}"
     raise ConfigError(f"quantization {setting} was asked for, but the model has {holds}{advice}.", param="quantization")
+
+
+def _method(setting: str) -> str:
+    """The method of `trivium quantize` that comes closest to a setting."""
+    for name in ("awq", "gptq", "fp8"):
+        if name in setting:
+            return name
+    return "nf4"

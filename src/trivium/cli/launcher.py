@@ -65,7 +65,7 @@ def command(**options: Any) -> int:
         logger.warning("%s", note)
     if meaning.wants_report:
         _report()
-    check_model(config.engine.model)
+    check_model(config.engine.model, tensor_parallel_size=config.engine.parallel.tensor_parallel_size)
     sock = bind(config.http)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(config, sock))

@@ -58,7 +58,7 @@ def command(*, model_argument: str, **options: Any) -> int:
     log.setup()
     log.register_secrets([*config.http.api_key, env.get("HF_TOKEN") or ""])
     if serves_model(config):
-        check_model(config.engine.model)
+        check_model(config.engine.model, tensor_parallel_size=config.engine.parallel.tensor_parallel_size)
     check_repositories([Path(path) for path in config.repository.model_repository])
     sock = bind(config.http)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

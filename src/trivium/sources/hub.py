@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from trivium import env
 from trivium.errors import ConfigError, ModelLoadError
 from trivium.sources.wanted import IGNORED_PATTERNS, TOKENIZER_PATTERNS, model_patterns
 
@@ -89,8 +90,7 @@ def download(name: str, revision: str | None, patterns: list[str]) -> Path:
         folder = retry_while_it_brings(fetch, lambda: _num_bytes(blobs), where)
         damaged = _remove_damaged(folder, known)
     except LocalEntryNotFoundError:
-        reason = "is not in the local cache, and the hub can't be reached or offline mode is on"
-        raise ModelLoadError(f"Hub {where} {reason}. Give a folder, or fetch it where there is a network.") from None
+        raise ModelLoadError(f"Hub {where} is not in the local cache, and {_why_unreachable(constants.ENDPOINT)}.") from None
     except HfHubHTTPError as error:
         raise ModelLoadError(f"The hub has no {where} for us: {_reason(error)}") from None
     except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:  # the last two: answers in no form of the hub's
@@ -118,6 +118,13 @@ def retry_while_it_brings(fetch: Callable[[], Path], num_bytes: Callable[[], int
                 raise OSError(_reason(error)) from error
             logger.warning("fetching %s was cut short (%s); going on", where, _reason(error))
             time.sleep(min(MAX_RETRY_DELAY_S, 0.25 * 2**num_idle))
+
+
+def _why_unreachable(endpoint: str) -> str:
+    if env.flag("HF_HUB_OFFLINE"):
+        return "offline mode is on (HF_HUB_OFFLINE): give a folder, or fetch it where there is a network"
+    advice = "give a folder" if env.get("HF_ENDPOINT") else "name a mirror in HF_ENDPOINT, try --hub modelscope, or give a folder"
+    return f"the hub at {endpoint} can't be reached: {advice}"
 
 
 def _is_transient(error: Exception) -> bool:

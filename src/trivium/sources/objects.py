@@ -147,7 +147,14 @@ def _stored(meta: ObjectMeta) -> StoredObject:
     return StoredObject(meta["path"], meta["size"], f"modified {meta['last_modified'].isoformat()}", has_own_tag=False)
 
 
+_METADATA_HOSTS: Final = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+"""What the library asks for credentials when the environment holds none."""
+
+
 def first_line(error: Exception) -> str:
     """What went wrong in one line: the library's messages go on with its own state."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+    line = lines[0][:300] if lines else type(error).__name__
+    if any(host in line for host in _METADATA_HOSTS):
+        return "no credentials in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket)"
+    return line

@@ -26,13 +26,13 @@ _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 def resolve(
     model: str, revision: str | None = None, *, with_weights: bool = True, hub: str = "huggingface", progress: Progress | None = None
 ) -> ModelFiles:
-    """Finds the files of `model`; an empty name means the packaged default model.
+    """Finds the files of `model`; an empty name, and the packaged default model's own, mean that one.
 
     `with_weights=False` leaves the weights of a remote model where they are (for dummy weights). `hub` says whose names hub names are:
     "huggingface" (or its mirror, by `HF_ENDPOINT`) or "modelscope".
     Raises `ConfigError` for a name that can't be one, `ModelLoadError` for files that are missing or unreadable.
     """
-    if not model:
+    if not model or (model == packaged.NAME and not Path(model).exists() and packaged.packaged_model() is not None):
         return _from_gguf(packaged.NAME, packaged.require_packaged_model())
     if is_url(model):
         if revision is not None:

@@ -31,6 +31,7 @@ def names(model: Path) -> list[str]:
 
 @pytest.mark.skipif(packaged.packaged_model() is None, reason="the packaged model is not installed")
 def test_no_name_means_the_packaged_model():
+    assert resolve(packaged.NAME).path == resolve("").path
     files = resolve("")
     assert (files.name, files.kind, files.path.suffix) == ("SmolLM2-135M-Instruct", "gguf", ".gguf")
     assert files.config["num_hidden_layers"] == 30
