@@ -36,7 +36,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         return 0
 
     monkeypatch.setattr(serve, "run", run)
-    monkeypatch.setattr(serve, "check_model", lambda settings: None)
+    monkeypatch.setattr(serve, "check_model", lambda settings, **_: None)
     monkeypatch.setattr(serve.log, "setup", lambda: None)
     return configs
 
@@ -182,7 +182,7 @@ async def test_a_server_that_ends_by_itself_outlives_its_engine() -> None:
 
 
 def test_ranks_must_divide_the_attention_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_attention_heads": 6, "num_key_value_heads": 2}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}
     config |= {"intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 100, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["serve", str(tmp_path), "--tensor-parallel-size", "4"]) == 2

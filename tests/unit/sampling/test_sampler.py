@@ -240,6 +240,13 @@ def test_logit_bias_adds_and_bans() -> None:
     assert greedy_over([0.0, 5.0, 4.0, 1.0], sampler_rows=new_row(0, temperature=0, logit_bias={1: -100.0})) == [2]
 
 
+def test_logits_may_be_a_part_of_wider_ones() -> None:
+    """Those of several ranks are, where the vocabulary is no multiple of their number."""
+    sampler = sampler_with(4, new_row(0, temperature=0, logit_bias={3: 4.5}), new_row(1, temperature=0, allowed_token_ids=[0, 3]))
+    wide = torch.tensor([[0.0, 5.0, 4.0, 1.0, 99.0], [0.0, 5.0, 4.0, 1.0, 99.0]], device=DEVICE)
+    assert sampler.finish(sampler.sample(wide[:, :4], [0, 1]).to_host(torch.Tensor.cpu)).token_ids == [3, 3]
+
+
 def test_bias_does_not_lift_a_mask() -> None:
     row = new_row(0, temperature=0, logit_bias={1: 100.0, 2: 100.0}, allowed_token_ids=[0, 2, 3], min_tokens=1, stops=[2], bad_words=[[3]])
     assert greedy_over([0.0, 5.0, 4.0, 1.0], sampler_rows=row) == [0]
