@@ -3,9 +3,10 @@
 .PHONY: help setup setup-dev serve serve-repository chat test test-gpu fmt check bench docs clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  Variables: PORT=8000 HOST=0.0.0.0 MODEL=folder-or-name ARGS="more flags" PYTHON=python3.11 TORCH_ARGS="pip arguments for torch"'
+	@echo '  serve-repository takes the two ports after PORT for gRPC and metrics; GRPC_PORT=… METRICS_PORT=… name others'
 
 setup:  ## make .venv and install everything that serving needs
 	@scripts/setup.sh serve

@@ -34,7 +34,7 @@ async def main(options: dict[str, Any]) -> int:
     manager = ModelManager()
     engine = FakeEngine(**options.get("engine", {}))
     settings = ModelSettings(**{"model": "fake", **options.get("settings", {})})
-    manager.add(("fake", "fake-alias"), fake_backend(engine, registry, settings=settings, **options.get("backend", {})))
+    manager.add(tuple(options.get("names", ("fake", "fake-alias"))), fake_backend(engine, registry, settings=settings, **options.get("backend", {})))
     service = InferenceService(manager, limits=service_limits(config), registry=registry)
     print(port_of(sock), flush=True)
     try:

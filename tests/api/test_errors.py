@@ -129,7 +129,7 @@ def refused(http: httpx.Client, path: str, body: Any, status: int = 400) -> dict
         ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "json_schema", "json_schema": []}}, "response_format.json_schema"),
         ({"response_format": {"type": "regex", "value": 5}}, "response_format"),
     ],

@@ -163,6 +163,13 @@ def test_tgis_clients(server: RealServer) -> None:
             answer: Any = client.text_generation("Value:", grammar=grammar, max_new_tokens=30, details=True, return_full_text=False, **sampling)  # type: ignore[call-overload]
             assert re.fullmatch(pattern, answer.generated_text), answer
             assert answer.details.finish_reason == "eos_token"
+    # The form of TGI's own documentation: no type.
+    form: Any = {"type": "json", "value": {"properties": {"n": {"type": "integer", "minimum": 1, "maximum": 5}}, "required": ["n"]}}
+    texts = [
+        client.text_generation("A number:", grammar=form, max_new_tokens=60, return_full_text=False),
+        client.chat_completion(MESSAGES, model=MODEL, response_format=form, max_tokens=60, temperature=0.0).choices[0].message.content,
+    ]
+    assert all((text or "").startswith("{") for text in texts), texts
 
 
 def test_several_choices_their_seeds_and_logprobs(client: openai.OpenAI) -> None:
@@ -210,6 +217,7 @@ def test_plain_answers_are_the_same_beside_grammars(client: openai.OpenAI) -> No
     [
         ({"response_format": response_format({"type": "bogus"})}, "response_format.json_schema.schema"),
         ({"response_format": response_format({"type": "array", "uniqueItems": True})}, "response_format.json_schema.schema"),
+        ({"response_format": response_format({"type": "object", "propertys": {}})}, "response_format.json_schema.schema"),
         ({"response_format": response_format({"$ref": "https://example.org/schema.json"})}, "response_format.json_schema.schema"),
         ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs"),
         ({"extra_body": {"guided_grammar": "start: nowhere"}}, "guided_grammar"),

@@ -48,7 +48,7 @@ def _sampling_options(function: Any) -> Any:
 @click.argument("prompt", default="")
 @click.option("-p", "--prompt", "prompt_option", metavar="TEXT", help="The same as PROMPT, where no MODEL is named.")
 @click.option("--url", help="Talk to the server at URL instead of starting an engine.")
-@click.option("--key", "key", metavar="KEY", help="API key for --url.")
+@click.option("--api-key", "--key", "key", metavar="KEY", help="Key of the server at --url, where it wants one.")
 @click.option("--system", metavar="TEXT", help="System message.")
 @_sampling_options
 @setting_options(EngineConfig, leave_out=("model",))

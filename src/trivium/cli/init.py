@@ -13,6 +13,7 @@ import click
 
 from trivium.errors import ConfigError, TriviumError
 from trivium.infer import DataType
+from trivium.repository.file_kinds import wrong_kind
 from trivium.repository.layout import ModelFolder, check_name
 from trivium.repository.plan import PlanOptions, problems_of
 from trivium.repository.versions import version_folders
@@ -67,6 +68,7 @@ def command() -> None:
 @click.option("--name", default="", help="Name of the model; default: that of the file.")
 def onnx(*, file: Path, directory: Path, name: str) -> None:
     """FILE is an ONNX model, or a folder that holds `model.onnx` and its weights. Its inputs and outputs are read from it."""
+    _check_kind(file, "model.onnx")
     version = _new_version(directory, name or file.stem)
     _copy(file, version / "model.onnx")
     _done(version, directory)
@@ -83,12 +85,14 @@ def torch(*, file: Path, directory: Path, name: str, inputs: Sequence[str], outp
     """FILE is an exported program (.pt2), which says what its inputs are, or a TorchScript model (.pt), which doesn't: name them."""
     tensors = _tensors("input", inputs) + _tensors("output", outputs)
     is_exported = file.suffix == ".pt2"
+    target = "model.pt2" if is_exported else "model.pt"
+    _check_kind(file, target)
     if not is_exported and not (inputs and outputs):
         raise ConfigError(f"{file}: TorchScript doesn't say what its inputs are: name them with --input and --output", param="input")
     batching = "dynamic_batching { }\n" if max_batch_size > 1 else ""
     config = f'backend: "pytorch"\nmax_batch_size: {max_batch_size}\n{tensors}{batching}' if tensors else ""
     version = _new_version(directory, name or file.stem, config)
-    _copy(file, version / ("model.pt2" if is_exported else "model.pt"))
+    _copy(file, version / target)
     _done(version, directory)
 
 
@@ -101,6 +105,7 @@ def forest(*, file: Path, directory: Path, name: str) -> None:
     target = _FOREST_FILES.get(file.suffix)
     if target is None:
         raise ConfigError(f"{file}: a forest ends in one of {', '.join(_FOREST_FILES)}", param="file")
+    _check_kind(file, target)
     version = _new_version(directory, name or file.stem)
     _copy(file, version / target)
     _done(version, directory)
@@ -124,7 +129,8 @@ def llm(*, words: Sequence[str], name: str, settings: Sequence[str]) -> None:
     """MODEL is a language model: a hub name, a folder, a .gguf file; without it, the packaged one. It stays where it is."""
     if len(words) > 2:
         raise click.UsageError("one model and one folder, please")
-    model, directory = words[0] if len(words) == 2 else packaged.NAME, Path(words[-1])
+    # An empty name is the packaged model's, as everywhere.
+    model, directory = (words[0] if len(words) == 2 else "") or packaged.NAME, Path(words[-1])
     named = str(Path(model).resolve()) if Path(model).exists() else model
     arguments: dict[str, object] = {"model": named, **dict(map(_argument, settings))}
     version = _new_version(directory, name or (Path(model).stem if model.endswith(".gguf") else Path(model).name))
@@ -145,6 +151,13 @@ def _new_version(directory: Path, name: str, config: str = "") -> Path:
     version = model / str(max(version_folders(model), default=0) + 1)
     version.mkdir()
     return version
+
+
+def _check_kind(file: Path, target: str) -> None:
+    """Raises `ConfigError` for a file that can't be what `target`, its name in the repository, says."""
+    wrong = wrong_kind(file, target)
+    if wrong:
+        raise ConfigError(f"{file} {wrong}", param="file")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 import click
 
 from trivium import __version__, log
+from trivium.cli.one_line import one_line
 from trivium.errors import ConfigError, InvalidRequest, NotReady, TriviumError
 
 FAILED: Final = 1
@@ -112,5 +113,5 @@ def _usage_message(error: click.UsageError) -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    click.echo(f"error: {log.escape(log.redact(message))}", err=True)
+    click.echo(f"error: {log.escape(log.redact(one_line(message)))}", err=True)
     return code

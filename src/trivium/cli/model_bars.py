@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("trivium.progress")
 
 
 class ModelBars:

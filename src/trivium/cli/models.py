@@ -11,17 +11,20 @@ from urllib.parse import quote
 
 import click
 
+from trivium.cli.one_line import first_line
 from trivium.cli.server_api import ServerApi
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, InvalidRequest, ModelLoadError, ModelNotFound, NotReady
 from trivium.protocol.config_json import config_to_json
 from trivium.repository.check import ModelCheck, check_repository
 from trivium.repository.config_text import BadModelConfig, read_config
 from trivium.repository.devices import visible_gpus
-from trivium.repository.layout import check_repositories
+from trivium.repository.layout import check_repositories, is_model
 from trivium.repository.plan import PlanOptions
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
 HAS_PROBLEMS: Final = 1
+CONTROL_IS_OFF: Final = "explicit model load / unload is not allowed"
+"""What a server's refusal begins with, Triton's as ours."""
 
 Command = Callable[..., Any]
 
@@ -42,11 +45,11 @@ def _server_options(function: Command) -> Command:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def list_models(*, url: str, api_key: str | None, ready: bool, as_json: bool) -> None:
     """Every model and version, its state, and why it isn't ready."""
-    lines = cast("list[dict[str, str]]", ServerApi(url, api_key=api_key).call("POST", "/v2/repository/index", {"ready": ready}))
+    lines = _index(ServerApi(url, api_key=api_key), ready=ready)
     if as_json:
         click.echo(json.dumps(lines, indent=2))
         return
-    rows = [(line["name"], line.get("version", ""), line.get("state", ""), line.get("reason", "").strip().split("\n", 1)[0]) for line in lines]
+    rows = [(line["name"], line.get("version", ""), line.get("state", ""), first_line(line.get("reason", ""))) for line in lines]
     click.echo(_table([("MODEL", "VERSION", "STATE", "REASON"), *rows]))
 
 
@@ -76,7 +79,7 @@ def load(*, model: str, config: Path | None, files: Sequence[str], url: str, api
         if not equals:
             raise ConfigError(f"--file must be VERSION/NAME=PATH, got {entry!r}", param="file")
         parameters[f"file:{name}"] = base64.b64encode(_read(Path(path))).decode()
-    ServerApi(url, api_key=api_key).call("POST", f"/v2/repository/models/{quote(model, safe='')}/load", {"parameters": parameters})
+    _control(ServerApi(url, api_key=api_key), model, "load", parameters)
     click.echo(f"{model} is loaded", err=True)
 
 
@@ -86,9 +89,14 @@ def load(*, model: str, config: Path | None, files: Sequence[str], url: str, api
 @_server_options
 def unload(*, model: str, dependents: bool, url: str, api_key: str | None) -> None:
     """Refuse new requests to MODEL and free it when those in flight are answered."""
-    body = {"parameters": {"unload_dependents": dependents}}
-    ServerApi(url, api_key=api_key).call("POST", f"/v2/repository/models/{quote(model, safe='')}/unload", body)
-    click.echo(f"{model} is being unloaded", err=True)
+    server = ServerApi(url, api_key=api_key)
+    # To unload a model that isn't there is no error to a server: it has nothing to do.
+    states = [line.get("state", "") for line in _index(server) if line["name"] == model]
+    if not states:
+        raise ModelNotFound(f"there is no model '{model}' in the repository of {url}", param="model")
+    _control(server, model, "unload", {"unload_dependents": dependents})
+    is_loaded = any(state not in ("", "UNAVAILABLE") for state in states)
+    click.echo(f"{model} is being unloaded" if is_loaded else f"{model} wasn't loaded", err=True)
 
 
 @command.command()
@@ -96,20 +104,40 @@ def unload(*, model: str, dependents: bool, url: str, api_key: str | None) -> No
 @click.option("--model-config-name", default="", help="As for serve: take each model's configs/<name>.pbtxt where there is one.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def check(*, repositories: Sequence[Path], model_config_name: str, as_json: bool) -> int:
-    """Check model repositories without serving them: configurations, versions, files, ensembles. Exit code 1 if anything is wrong."""
+    """Check model repositories without serving them: configurations, files, ensembles. Exit code 1 if anything is wrong or there is no model."""
     check_repositories(repositories)
     checks = check_repository(repositories, PlanOptions(config_name=model_config_name, gpus=visible_gpus()))
     if as_json:
         click.echo(json.dumps([_as_json(found) for found in checks], indent=2))
     else:
         click.echo(_report(checks))
-    return HAS_PROBLEMS if any(found.problems for found in checks) else 0
+    if checks and not any(found.problems for found in checks):
+        return 0
+    for path in filter(is_model, repositories):
+        click.echo(f"{path} looks like the folder of a model, not like a repository: check {path.resolve().parent}", err=True)
+    return HAS_PROBLEMS
+
+
+def _index(server: ServerApi, *, ready: bool = False) -> list[dict[str, str]]:
+    return cast("list[dict[str, str]]", server.call("POST", "/v2/repository/index", {"ready": ready}))
+
+
+def _control(server: ServerApi, model: str, action: str, parameters: Mapping[str, object]) -> None:
+    """Load or unload. Raises `ModelLoadError` where the server won't: the command line was right, so its exit code isn't that of a wrong one."""
+    try:
+        server.call("POST", f"/v2/repository/models/{quote(model, safe='')}/{action}", {"parameters": parameters})
+    except InvalidRequest as error:
+        raise ModelLoadError(error.message) from None
+    except NotReady as error:
+        if CONTROL_IS_OFF not in error.message:
+            raise
+        raise ModelLoadError(f"{error.message} (start the server with --model-control-mode explicit)") from None
 
 
 def _report(checks: Sequence[ModelCheck]) -> str:
     rows = [(found.name, found.backend, ", ".join(map(str, found.versions)), "wrong" if found.problems else "ok") for found in checks]
     problems = [problem for found in checks for problem in found.problems]
-    table = _table([("MODEL", "BACKEND", "VERSIONS", ""), *rows]) if rows else "no models"
+    table = _table([("MODEL", "BACKEND", "VERSIONS", ""), *rows]) if rows else "no models: a folder of the repository is a model"
     return "\n".join([table, *([""] if problems else []), *problems])
 
 

@@ -52,8 +52,15 @@ class ServerApi:
         except (OSError, http.client.HTTPException) as error:
             raise NotReady(f"nothing answers at {self._url.geturl()}: {error}") from None
         if response.status != 200:
-            raise _error(response)
+            raise self._refused(_error(response))
         return response
+
+    def _refused(self, error: TriviumError) -> TriviumError:
+        if not isinstance(error, Unauthorized):
+            return error
+        if "Authorization" not in self._headers:
+            return Unauthorized(f"{self._url.geturl()} wants an API key: name it with --api-key")
+        return Unauthorized(f"{self._url.geturl()} refused the key of --api-key: {error.message}")
 
 
 def _split(url: str) -> SplitResult:

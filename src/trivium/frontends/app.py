@@ -8,7 +8,6 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
 
 from trivium.config import HttpConfig
 from trivium.frontends.asgi import Handler, Receive, Scope, Send
@@ -16,6 +15,7 @@ from trivium.frontends.docs import DocsRoutes
 from trivium.frontends.edge import Edge
 from trivium.frontends.errors import ErrorSender, HttpError, send_error
 from trivium.frontends.kserve.errors import send_kserve_error
+from trivium.frontends.kserve.model_paths import ModelPaths, kserve_route
 from trivium.frontends.kserve.rest import direct_infer, is_kserve_path, kserve_table
 from trivium.frontends.kserve.server_state import KserveState
 from trivium.frontends.openai.models import ModelsRoute
@@ -43,7 +43,8 @@ def create_app(service: InferenceService, config: HttpConfig | None = None, *, s
     """The application; `app.state.service` is the service. `state` is what KServe's routes share with its gRPC server."""
     config = config or HttpConfig()
     state = state or KserveState()
-    routes = [Route(path, Endpoint(handler), methods=[method]) for method, path, handler in _table(service, config, state)]
+    paths = ModelPaths(service.tensors.repository)
+    routes = [kserve_route(path, Endpoint(handler), method, paths) for method, path, handler in _table(service, config, state)]
     labels = {id(route.endpoint): route.path_format for route in routes}
     middleware = [Middleware(Edge, config, service, labels, _error_sender)]
     if config.allowed_origins:

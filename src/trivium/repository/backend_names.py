@@ -96,7 +96,7 @@ def _find_backend(config: ModelConfig, model: Path) -> None:
     if not suffix or config.default_model_filename:
         raise BadModelConfig(
             f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model configuration. "
-            "Expected model name of the form 'model.<backend_name>'."
+            f"Expected model name of the form 'model.<backend_name>'.{_looked_for(config, model)}"
         )
     config.backend = suffix
     config.default_model_filename = f"model.{suffix}"
@@ -105,10 +105,21 @@ def _find_backend(config: ModelConfig, model: Path) -> None:
 def no_version(name: str, model: Path) -> str:
     """Triton's words for a model without a version to serve, and what to do about a model's file that lies beside where versions should be."""
     text = f"at least one version must be available under the version policy of model '{name}'"
+    versions = version_folders(model)
+    if versions:
+        return f"{text}; there are {', '.join(map(str, versions))}"
     misplaced = next((file for file, *_ in _FILES if (model / file).exists()), "")
     if not misplaced and find_model(model) is not None:
         misplaced = "the model"
-    return f"{text}; {misplaced} belongs in {name}/1" if misplaced else text
+    return f"{text}; {misplaced} belongs in {name}/1" if misplaced else f"{text}; there is no folder {name}/1, nor one of another whole number"
+
+
+def _looked_for(config: ModelConfig, model: Path) -> str:
+    version = _first_version(model)
+    if version is None or config.default_model_filename:
+        return ""
+    names = ", ".join(name for name, *_ in _FILES)
+    return f" {config.name}/{version.name} has none of {names}, and no language model."
 
 
 def _first_version(model: Path) -> Path | None:

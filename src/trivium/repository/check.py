@@ -10,6 +10,7 @@ from trivium.errors import InvalidRequest
 from trivium.protocol.model_config import ModelConfig
 from trivium.repository.backend_names import LLM_BACKENDS
 from trivium.repository.dependencies import find_cycle, needs
+from trivium.repository.file_kinds import wrong_kind
 from trivium.repository.layout import ModelFolder, check_unique, find_models
 from trivium.repository.normalize import normalize
 from trivium.repository.plan import ModelPlan, PlanOptions, problems_of, read_plan
@@ -65,6 +66,7 @@ def _missing_files(plan: ModelPlan) -> Iterator[str]:
             is_there = is_there or find_model(path) is not None
         if not is_there:
             yield f"{plan.name}/{version}: there is no {names[0] or 'model'} in it"
+        yield from (f"{plan.name}/{version}/{name} {wrong}" for name in names if name and (wrong := wrong_kind(path / name)))
     for index, output in enumerate(config.output):
         if output.label_filename and not (plan.folder.path / output.label_filename).is_file():
             yield plan.locate(f"there is no label file {output.label_filename}", ("output", index, "label_filename"))

@@ -125,6 +125,11 @@ class ModelEntry:
         return self.default is not None
 
     @property
+    def is_forgotten(self) -> bool:
+        """Nobody wants it any longer and it never had a version: as if it had never been there."""
+        return not (self.versions or self.is_wanted or self.reason)
+
+    @property
     def is_loading(self) -> bool:
         return any(record.state is VersionState.LOADING for record in self.versions.values())
 

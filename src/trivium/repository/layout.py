@@ -81,6 +81,11 @@ def find_model(repositories: Sequence[Path], name: str) -> ModelFolder:
     return found[0]
 
 
+def is_model(folder: Path) -> bool:
+    """Whether a folder is a model rather than a repository of them."""
+    return (folder / CONFIG_FILE).is_file() or bool(version_folders(folder))
+
+
 def check_unique(folders: Sequence[ModelFolder]) -> None:
     """Raises `InvalidRequest` when the same model is in several repositories: no telling which one is meant."""
     if len(folders) > 1:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from trivium.backends.load_context import CreateModel, LoadContext, LoadedModel
-from trivium.errors import ConfigError, InvalidRequest, TriviumError
+from trivium.errors import InvalidRequest, TriviumError
 from trivium.repository.backend_names import LLM_BACKENDS
-from trivium.repository.config_text import BadModelConfig
 from trivium.repository.entry import UNLOADED, ModelEntry, Served, VersionRecord, VersionState
 from trivium.repository.layout import CONFIG_FILE, stamp
 from trivium.repository.manager import ModelManager
 from trivium.repository.overrides import remove_files
 from trivium.repository.plan import ModelPlan
+from trivium.repository.reasons import reason_of, without_paths
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Loader:
             failed = dict.fromkeys(made, InvalidRequest("the folder changed while it was being loaded"))
         if failed:
             await asyncio.gather(*(_close(plan.name, loaded) for loaded in made.values()))
-            reasons = {version: reason_of(error) for version, error in failed.items()}
+            reasons = self._tell(plan, failed)
             self._give_up(entry, dict.fromkeys(made, UNLOADED) | reasons)
             raise InvalidRequest(_failure(plan.name, reasons), param="model")
         retiring = self._swap(entry, plan, made)
@@ -104,14 +104,19 @@ class Loader:
                     logger.warning("loading failed, trying again: %s", error.message, extra={"model": plan.name, "version": version})
         raise AssertionError("unreachable")
 
+    def _tell(self, plan: ModelPlan, failed: dict[int, BaseException]) -> dict[int, str]:
+        """What versions failed with: to the log as it is, to clients (the result) without the server's paths."""
+        reasons = {version: reason_of(error) for version, error in failed.items()}
+        for version, reason in reasons.items():
+            logger.error("failed to load: %s", reason, extra={"model": plan.name, "version": version})
+        return {version: without_paths(reason, [plan.folder.repository]) for version, reason in reasons.items()}
+
     def _give_up(self, entry: ModelEntry, reasons: dict[int, str]) -> None:
         for version, reason in reasons.items():
             record = entry.versions[version]
             record.reason = reason
             if record.state is VersionState.LOADING:
                 record.state = VersionState.UNAVAILABLE
-            if reason != UNLOADED:
-                logger.error("failed to load: %s", reason, extra={"model": entry.name, "version": version})
         if entry.default is None and entry.name in self._manager:
             self._manager.set_failed(entry.name, next(iter(reasons.values())))
 
@@ -250,15 +255,6 @@ def _files(plan: ModelPlan, version: int) -> list[tuple[str, int, int, int]]:
 def _shared_files(plan: ModelPlan) -> list[tuple[str, int, int, int]]:
     """Files of all versions: labels and the like. The configuration is compared by what it says."""
     return [entry for entry in plan.stamp if not entry[0].split("/", 1)[0].isdecimal() and entry[0] != CONFIG_FILE]
-
-
-def reason_of(error: BaseException) -> str:
-    """As the index tells it, with Triton's name of the kind of error before it."""
-    if isinstance(error, asyncio.CancelledError):
-        return "the load was cancelled by an unload"
-    text = error.message if isinstance(error, TriviumError) else f"{type(error).__name__}: {error}"
-    kind = "Invalid argument: " if isinstance(error, BadModelConfig | InvalidRequest | ConfigError) else "Internal: "
-    return text if text.startswith(("Internal: ", "Invalid argument: ")) else kind + text
 
 
 def _failure(name: str, reasons: dict[int, str]) -> str:

@@ -13,9 +13,10 @@ from trivium.repository.config_text import BadModelConfig
 from trivium.repository.dependencies import dependents, find_cycle, needs
 from trivium.repository.entry import UNLOADED, ModelEntry
 from trivium.repository.layout import ModelFolder, check_unique, find_model
-from trivium.repository.loader import Loader, is_unchanged, reason_of
+from trivium.repository.loader import Loader, is_unchanged
 from trivium.repository.overrides import remove_files, write_files
 from trivium.repository.plan import ModelPlan, PlanOptions, read_plan
+from trivium.repository.reasons import reason_of, without_paths
 from trivium.repository.validate_ensemble import check_components
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Operations:
         if not any(line.reason and line.reason in reason for line in entry.index()):
             logger.error("failed to load: %s", reason, extra={"model": name})
         if not entry.is_ready:
-            entry.reason = reason
+            entry.reason = without_paths(reason, self._paths)
 
     def why(self, entry: ModelEntry) -> str:
         return entry.reason or "; ".join(line.reason for line in entry.index() if line.reason)

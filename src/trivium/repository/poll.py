@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from trivium.repository.layout import ModelFolder, Stamp, find_models, stamp
-from trivium.repository.plan import ModelPlan
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +36,8 @@ Look = dict[str, tuple[list[ModelFolder], tuple[Stamp, ...]]]
 class Poller:
     """Decides, from one look at the disk to the next, what has changed and is complete."""
 
-    def __init__(self, tried: Mapping[str, ModelPlan]) -> None:
-        self._tried: dict[str, tuple[Stamp, ...]] = {name: (plan.stamp,) for name, plan in tried.items()}
+    def __init__(self, tried: Look) -> None:
+        self._tried = {name: stamps for name, (_, stamps) in tried.items()}
         self._before: dict[str, tuple[Stamp, ...]] = {}
         self.is_waiting = False
         """Something changed and is to be looked at again before it is loaded."""
@@ -98,8 +97,8 @@ def _is_open_for_writing(path: Path) -> bool:
     return False
 
 
-async def follow(repository: Repository, paths: Sequence[Path], poll_s: float, tried: Mapping[str, ModelPlan]) -> None:
-    """Runs until it is cancelled. Models that take long to load hold up no other one."""
+async def follow(repository: Repository, paths: Sequence[Path], poll_s: float, tried: Look) -> None:
+    """Runs until it is cancelled. `tried`: what has been loaded, or couldn't be. Models that take long to load hold up no other one."""
     poller = Poller(tried)
     tasks: set[asyncio.Task[None]] = set()
     try:

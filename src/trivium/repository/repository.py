@@ -25,7 +25,7 @@ from trivium.repository.manager import ModelManager
 from trivium.repository.operations import Operations
 from trivium.repository.overrides import check_files
 from trivium.repository.plan import ModelPlan, PlanOptions
-from trivium.repository.poll import follow
+from trivium.repository.poll import follow, look_at
 from trivium.repository.versions import parse_version
 
 logger = logging.getLogger(__name__)
@@ -122,8 +122,8 @@ class ModelRepository:
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
         """Every model and version, by name, then number."""
-        entries = [line for name in sorted(self._entries) for line in self._entries[name].index()]
-        known = set(self._entries)
+        known = {name: entry for name, entry in self._entries.items() if not entry.is_forgotten}
+        entries = [line for name in sorted(known) for line in known[name].index()]
         if self.options.control_mode == "explicit":
             entries += [IndexEntry(name=name) for name in find_models(self.options.paths) if name not in known]
             entries.sort(key=lambda line: line.name)
@@ -163,18 +163,20 @@ class ModelRepository:
         `exit_on_error`.
         """
         await asyncio.to_thread(check_repositories, self.options.paths)
-        found = await asyncio.to_thread(find_models, self.options.paths)
+        polls = self.options.control_mode == "poll"
+        # Before anything is read: what changes meanwhile is a change.
+        look = await asyncio.to_thread(look_at, self.options.paths) if polls else {}
+        found = {name: folders for name, (folders, _) in look.items()} if polls else await asyncio.to_thread(find_models, self.options.paths)
         names = self._names_at_start(found)
         plans = await self._operations.read_plans({name: found[name] for name in names})
         for name in names:
             entry = self._operations.known(name)
             entry.is_wanted = entry.is_explicit = True
         self.num_language_models = sum(len(plan.versions) for plan in plans.values() if plan.config.backend in LLM_BACKENDS)
-        polls = self.options.control_mode == "poll"
         await self._operations.load_all(plans, verify=polls)
         self._is_started = True
         if polls:
-            self._poller = asyncio.create_task(follow(self, self.options.paths, self.options.poll_s, plans), name="repository-poll")
+            self._poller = asyncio.create_task(follow(self, self.options.paths, self.options.poll_s, look), name="repository-poll")
         failed = [name for name in names if not self._entries[name].is_ready]
         if failed and self.options.exit_on_error:
             reasons = "; ".join(f"{name}: {self._operations.why(self._entries[name])}" for name in failed)

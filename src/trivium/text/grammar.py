@@ -12,9 +12,10 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from trivium.errors import InvalidRequest, UnsupportedFeature
+from trivium.text.json_schema import prepare_schema
 from trivium.text.tokenizer import Tokenizer
 from trivium.text.worker_process import WorkerProcess
 from trivium.types import StructuredOutputsParams
@@ -94,7 +95,7 @@ def _schema(wanted: StructuredOutputsParams) -> dict[str, Any]:
     if not wanted.disable_any_whitespace:
         pattern = WHITESPACE if wanted.whitespace_pattern is None else _bounded(wanted.whitespace_pattern, wanted)
         options = {"whitespace_flexible": True, "whitespace_pattern": pattern}
-    return {**schema, "x-guidance": options}
+    return {**prepare_schema(cast("dict[str, Any]", schema), param=wanted.origin), "x-guidance": options}
 
 
 def _bounded(text: str, wanted: StructuredOutputsParams) -> str:

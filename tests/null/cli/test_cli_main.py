@@ -10,6 +10,7 @@ import pytest
 import trivium
 from trivium.cli import main as cli_main
 from trivium.cli.main import COMMANDS, main
+from trivium.cli.one_line import one_line
 from trivium.config import ServerConfig
 from trivium.config_io import settings_of
 from trivium.errors import EngineDead, InvalidRequest, ModelLoadError, NotReady, TriviumError
@@ -96,7 +97,20 @@ def test_control_characters_of_an_error_are_escaped(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(cli_main.cli, "main", fail)
     main([])
-    assert capsys.readouterr().err == "error: a\\x1b[2Jb\\nc\n"
+    assert capsys.readouterr().err == "error: a\\x1b[2Jb c\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("load failed for model 'm': version 1 is at UNAVAILABLE state: no;\n", "load failed for model 'm': version 1 is at UNAVAILABLE state: no"),
+        ("1: boom;\n2: no;\n", "1: boom; 2: no"),
+        ("ValueError: x\n\nAt:\n  m/1/model.py(3): load\n", "ValueError: x at m/1/model.py(3): load"),
+        ("plain", "plain"),
+    ],
+)
+def test_tritons_reasons_become_one_line(text: str, line: str) -> None:
+    assert one_line(text) == line
 
 
 def _show(args: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:

@@ -90,7 +90,7 @@ def test_without_a_model_the_servers_first_is_taken(script: Script) -> None:
     ("status", "body", "error", "message"),
     [
         (400, '{"error": {"message": "too long"}}', InvalidRequest, "too long"),
-        (401, '{"error": {"message": "no key"}}', Unauthorized, "no key"),
+        (401, '{"error": {"message": "no key"}}', Unauthorized, "wants an API key: name it with --api-key"),
         (503, '{"error": {"message": "loading"}}', NotReady, "loading"),
         (500, "<html>", GenerationFailed, "answered 500"),
         (400, '"x"', InvalidRequest, "answered 400"),
@@ -112,6 +112,12 @@ def test_a_stream_that_breaks_off_is_an_error(script: Script, lines: list[str], 
         _ask(RemoteTalker(script.url, model="m", api_key=None))
 
 
+def test_a_key_that_is_refused_is_told_from_one_that_is_missing(script: Script) -> None:
+    script.status, script.error = 401, '{"error": {"message": "wrong"}}'
+    with pytest.raises(Unauthorized, match="refused the key of --api-key: wrong"):
+        _ask(RemoteTalker(script.url, model="m", api_key="k"))
+
+
 def test_nothing_there_is_not_ready() -> None:
     with pytest.raises(NotReady, match="nothing answers at http://127.0.0.1:1"):
         RemoteTalker("127.0.0.1:1", model="", api_key=None)
@@ -126,9 +132,10 @@ def test_urls_that_are_none(url: str) -> None:
 def test_piped_text_is_answered_on_standard_output_alone(script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     script.lines = [_chunk("Paris"), "data: [DONE]"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("The capital of France?\n"))
-    assert main(["chat", "m", "Answer:", "--url", script.url, "--temperature", "0", "--system", "s"]) == 0
+    assert main(["chat", "m", "Answer:", "--url", script.url, "--api-key", "k", "--temperature", "0", "--system", "s"]) == 0
     assert capsys.readouterr() == ("Paris\n", "")
-    body = script.requests[0][2]
+    _, headers, body = script.requests[0]
+    assert headers["Authorization"] == "Bearer k"
     assert body["messages"] == [{"role": "system", "content": "s"}, {"role": "user", "content": "Answer:\n\nThe capital of France?"}]
     assert (body["temperature"], body["max_tokens"]) == (0.0, 512)
 

@@ -21,6 +21,11 @@ from trivium.errors import ConfigError
 from trivium.repository.check import check_repository
 from trivium.repository.entry import IndexEntry
 from trivium.repository.plan import PlanOptions
+from trivium.sources import packaged
+
+ONNX = b"\x3a\x01x"
+"""The outline of an ONNX file: a graph."""
+EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 
 BOOLEANS = {"--exit-on-error", "--no-exit-on-error", "--disable-auto-complete-config", "--no-disable-auto-complete-config"}
 
@@ -149,10 +154,10 @@ def init(*words: object) -> int:
 
 def test_each_kind_writes_a_layout_that_is_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "encoder.onnx"
-    file.write_text("x")
-    (tmp_path / "trees.ubj").write_text("x")
-    (tmp_path / "net.pt").write_text("x")
-    (tmp_path / "exported.pt2").write_text("x")
+    file.write_bytes(ONNX)
+    (tmp_path / "trees.ubj").write_text("{")
+    (tmp_path / "net.pt").write_bytes(EMPTY_ZIP)
+    (tmp_path / "exported.pt2").write_bytes(EMPTY_ZIP)
     models = tmp_path / "models"
     assert init("onnx", file, models) == 0
     assert init("forest", tmp_path / "trees.ubj", models, "--name", "trees") == 0
@@ -178,17 +183,24 @@ def test_each_kind_writes_a_layout_that_is_in_order(tmp_path: Path, capsys: pyte
 
 def test_a_name_that_is_there_gets_a_further_version(tmp_path: Path) -> None:
     file = tmp_path / "encoder.onnx"
-    file.write_text("x")
+    file.write_bytes(ONNX)
     assert init("onnx", file, tmp_path / "models") == 0 and init("onnx", file, tmp_path / "models") == 0
     assert (tmp_path / "models" / "encoder" / "2" / "model.onnx").exists()
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "trees.bin").write_text("x")
+    (tmp_path / "trees.bin").write_bytes(EMPTY_ZIP)
+    (tmp_path / "encoder.onnx").write_bytes(ONNX)
+    (tmp_path / "bad.onnx").write_text("x")
+    (tmp_path / "bad.ubj").write_text("x")
     for words, reason in [
         (("forest", tmp_path / "trees.bin", tmp_path / "m"), "a forest ends in"),
         (("torch", tmp_path / "trees.bin", tmp_path / "m", "--input", "x:FLOAT:1", "--output", "y:FP32:1"), "NAME:TYPE:DIMS"),
         (("torch", tmp_path / "trees.bin", tmp_path / "m"), "name them with --input and --output"),
+        (("torch", tmp_path / "encoder.onnx", tmp_path / "m", "--input", "x:FP32:1", "--output", "y:FP32:1"), "encoder.onnx is no TorchScript model"),
+        (("onnx", tmp_path / "bad.onnx", tmp_path / "m"), "bad.onnx is no ONNX model"),
+        (("onnx", tmp_path, tmp_path / "m"), "holds no model.onnx"),
+        (("forest", tmp_path / "bad.ubj", tmp_path / "m"), "bad.ubj is no XGBoost model"),
         (("python", tmp_path / "m", "--name", "../x"), "Invalid model name"),
         (("llm", "a", "b", "c"), "one model and one folder"),
         (("llm", tmp_path / "m", "--set", "x"), "KEY=VALUE"),
@@ -197,6 +209,13 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert init(*words) == 2
         err = capsys.readouterr().err
         assert reason in err and err.count("\n") == 1
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_empty_name_is_the_packaged_model(tmp_path: Path) -> None:
+    assert init("llm", "", tmp_path) == 0 and init("llm", "", tmp_path, "--name", "mine") == 0
+    for name in (packaged.NAME, "mine"):
+        assert json.loads((tmp_path / name / "1" / "model.json").read_text()) == {"model": packaged.NAME}
 
 
 # -- what the server says when it is ready ----------------------------------------------------------------------------------------
@@ -228,6 +247,8 @@ def test_the_ready_block_lists_models_and_reasons() -> None:
     assert "  bad      -    UNAVAILABLE  bad/config.pbtxt:1: no\n  encoder  10   READY" in block and "untouched" not in block
     beside = repository_block(config, StubRepository(), ports=ports, start_s=1.25, has_heading=False)  # type: ignore[arg-type]
     assert beside.startswith("Models of the repository:")
+    narrow = repository_block(config, StubRepository(), ports=ports, start_s=1.25, has_heading=False, columns=30)  # type: ignore[arg-type]
+    assert "UNAVAILABLE\n      bad/config.pbtxt:1: no\n  encoder" in narrow, "below, and broken between words"
 
 
 def test_models_that_load_side_by_side_have_a_bar_each() -> None:

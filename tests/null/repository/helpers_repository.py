@@ -54,6 +54,14 @@ def write_model(repository: Path, name: str, config: str | None = PLAIN, *, vers
     return folder
 
 
+def write_onnx(repository: Path, name: str, config: str | None = PLAIN, *, versions: tuple[int, ...] = (1,), file: str = "model.onnx") -> Path:
+    """As `write_model`; an ONNX file is one by its outline."""
+    folder = write_model(repository, name, config, versions=versions, file=file)
+    for path in folder.glob("*/*.onnx"):
+        path.write_bytes(b"\x3a\x01x")
+    return folder
+
+
 class StubModel:
     """Implements `TensorModel`, but for `infer`."""
 

@@ -17,7 +17,7 @@ async def started(path: Path, loader: StubLoader) -> tuple[ModelRepository, Poll
     """Polling by hand: `turn` looks at the disk once."""
     repository = make_repository(path, loader, control_mode="poll", poll_s=3600.0)
     await repository.start()
-    return repository, Poller({name: entry.plan for name, entry in repository._entries.items() if entry.plan is not None})
+    return repository, Poller(look_at([path]))
 
 
 async def turn(repository: ModelRepository, poller: Poller, path: Path) -> list[str]:
@@ -116,6 +116,31 @@ async def test_a_folder_that_goes_is_unloaded(tmp_path: Path) -> None:
     assert await turn(repository, poller, tmp_path) == ["m"]
     await asyncio.sleep(0.01)
     assert loader.open_models() == [] and states(repository) == {"m:1": "UNAVAILABLE (unloaded)"}
+
+
+async def test_a_model_that_could_not_be_configured_is_tried_once_and_forgotten_with_its_folder(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "bad", "nonsense")
+    repository, poller = await started(tmp_path, StubLoader())
+    assert list(states(repository)) == ["bad"]
+    for _ in range(3):
+        assert await turn(repository, poller, tmp_path) == [], "nothing changed on disk"
+    os.rename(folder, tmp_path.parent / f"{tmp_path.name}-away")
+    assert await turn(repository, poller, tmp_path) == ["bad"]
+    assert states(repository) == {}
+    write_model(tmp_path, "bad")
+    await turn(repository, poller, tmp_path)
+    await turn(repository, poller, tmp_path)
+    assert states(repository) == {"bad:1": "READY"}
+
+
+async def test_what_could_not_be_configured_at_the_start_is_no_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_model(tmp_path, "bad", "nonsense")
+    repository = make_repository(tmp_path, StubLoader(), control_mode="poll", poll_s=0.01)
+    await repository.start()
+    caplog.set_level("INFO")
+    await asyncio.sleep(0.1)
+    await repository.close()
+    assert "the repository changed" not in caplog.text
 
 
 async def test_an_ensemble_and_its_part_may_change_together(tmp_path: Path) -> None:

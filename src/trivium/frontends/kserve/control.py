@@ -10,6 +10,7 @@ import msgspec
 from trivium.config import HttpConfig
 from trivium.errors import InvalidRequest, ModelNotFound, UnsupportedFeature
 from trivium.frontends.asgi import Handler, Receive, Scope, Send, send_bytes, send_json
+from trivium.frontends.kserve.model_paths import ONE_MODEL, TRACE
 from trivium.frontends.kserve.server_state import KserveState
 from trivium.frontends.limits import parse_json, read_body
 from trivium.service import InferenceService
@@ -68,7 +69,7 @@ class ControlRoutes:
             ("GET", "/v2/logging", self.logging),
             ("POST", "/v2/logging", self.logging),
         ]
-        for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting"):
+        for path in ("/v2" + TRACE, ONE_MODEL + TRACE):
             table += [("GET", path, self.trace), ("POST", path, self.trace)]
         return table
 

@@ -14,6 +14,7 @@ from trivium.frontends.kserve.compression import compress, decompress
 from trivium.frontends.kserve.errors import error_body, headers_of, status_of
 from trivium.frontends.kserve.infer_request import InferParser, OutputForms
 from trivium.frontends.kserve.infer_response import no_answer, render, with_classes
+from trivium.frontends.kserve.model_paths import MODELS, ModelPaths
 from trivium.frontends.kserve.trace_writer import TraceWriter
 from trivium.frontends.limits import read_body
 from trivium.infer import InferRequest, InferResponse
@@ -23,17 +24,19 @@ logger = logging.getLogger(__name__)
 
 JSON_LENGTH: Final = b"inference-header-content-length"
 DECOUPLED: Final = "HTTP end point doesn't support models with decoupled transaction policy"
-_PREFIX: Final = "/v2/models/"
 _SUFFIX: Final = "/infer"
 
 
 class InferRoute:
     """An ASGI endpoint, and the handler of exchanges behind it."""
 
-    def __init__(self, tensors: TensorService, parser: InferParser, traces: TraceWriter, *, max_bytes: int, body_timeout_s: float) -> None:
+    def __init__(
+        self, tensors: TensorService, parser: InferParser, traces: TraceWriter, paths: ModelPaths, *, max_bytes: int, body_timeout_s: float
+    ) -> None:
         self._tensors = tensors
         self._traces = traces
         self._parser = parser
+        self._paths = paths
         self._max_bytes = max_bytes
         self._body_timeout_s = body_timeout_s
 
@@ -45,7 +48,7 @@ class InferRoute:
         """Never raises: what is wrong is answered."""
         answer = _Answer(exchange)
         try:
-            model, version = model_of(exchange.path, _SUFFIX)
+            model, version = self._model_of(exchange.path)
             json_length = encoding = None
             for name, value in exchange.headers:
                 if name == JSON_LENGTH:
@@ -68,6 +71,10 @@ class InferRoute:
             return
         exchange.on_leave(inference.cancel)
         answer.wait_for(inference)
+
+    def _model_of(self, path: str) -> tuple[str, str]:
+        """Model and version (empty: any) of a decoded path that ends with `/infer`."""
+        return self._paths.split_name(path[path.index(MODELS) + len(MODELS) : len(path) - len(_SUFFIX)])
 
 
 class _Answer:
@@ -116,10 +123,3 @@ class _Answer:
             return
         self._is_given = True
         self._exchange.respond(status_of(error), error_body(error), headers=headers_of(error))
-
-
-def model_of(path: str, suffix: str) -> tuple[str, str]:
-    """Model and version (empty: any) of the decoded path `/v2/models/{model}[/versions/{version}]{suffix}`."""
-    middle = path[path.index(_PREFIX) + len(_PREFIX) : len(path) - len(suffix)]
-    model, _, version = middle.partition("/versions/")
-    return model, version

@@ -12,6 +12,7 @@ from trivium.frontends.kserve.generate import GenerateRoute
 from trivium.frontends.kserve.infer_request import InferParser
 from trivium.frontends.kserve.infer_route import InferRoute
 from trivium.frontends.kserve.metadata import model_metadata, server_metadata, statistics_document
+from trivium.frontends.kserve.model_paths import MODELS, ONE_MODEL, ONE_VERSION, ModelPaths
 from trivium.frontends.kserve.server_state import KserveState
 from trivium.protocol.config_json import config_to_json
 from trivium.service import InferenceService
@@ -36,7 +37,7 @@ def kserve_table(service: InferenceService, config: HttpConfig, state: KserveSta
         ("GET", "/v2/models/stats", routes.all_statistics),
         *control.table(),
     ]
-    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+    for prefix in (ONE_MODEL, ONE_VERSION):
         table += [
             ("GET", prefix, routes.model),
             ("GET", f"{prefix}/ready", routes.model_ready),
@@ -51,14 +52,15 @@ def kserve_table(service: InferenceService, config: HttpConfig, state: KserveSta
 
 def infer_route(service: InferenceService, config: HttpConfig, state: KserveState) -> InferRoute:
     parser = InferParser(service.tensors, state.regions, max_json_bytes=config.max_body_bytes)
-    return InferRoute(service.tensors, parser, state.traces, max_bytes=config.max_tensor_bytes, body_timeout_s=config.body_timeout_s)
+    paths = ModelPaths(service.tensors.repository)
+    return InferRoute(service.tensors, parser, state.traces, paths, max_bytes=config.max_tensor_bytes, body_timeout_s=config.body_timeout_s)
 
 
 def direct_infer(service: InferenceService, config: HttpConfig, state: KserveState) -> DirectRoute:
     """The infer route, for our own HTTP server."""
     handler = infer_route(service, config, state).start
-    label = "/v2/models/{model}/infer"
-    return DirectRoute(service, config, handler, rendered, prefix=b"/v2/models/", suffix=b"/infer", label=label, max_bytes=config.max_tensor_bytes)
+    label = f"{ONE_MODEL}/infer"
+    return DirectRoute(service, config, handler, rendered, prefix=MODELS.encode(), suffix=b"/infer", label=label, max_bytes=config.max_tensor_bytes)
 
 
 def named(scope: Scope) -> tuple[str, str]:

@@ -50,17 +50,17 @@ def _response_format(value: Any) -> StructuredOutputsParams | None:
     match given.get("type"):
         case "text":
             return None
-        case "json_schema" if "json_schema" in given:
-            schema = _schema_in(given["json_schema"], "response_format.json_schema")
-            return _build({"json": schema}, "response_format.json_schema.schema")
         case "json_object" | "json" | "regex" | "json_schema" if "value" in given:
             return grammar_of(given, "response_format")
+        case "json_schema":
+            schema = _schema_in(given.get("json_schema", {}), "response_format.json_schema")
+            return _build({"json": schema}, "response_format.json_schema.schema")
         case "json_object":
             return _build({"json_object": True}, "response_format")
         case "structural_tag":
             raise UnsupportedFeature("response_format: structural tags are not supported.", param="response_format.type")
         case kind:
-            message = f"response_format.type must be text, json_object or json_schema (with json_schema), got {kind!r}."
+            message = f"response_format.type must be text, json_object or json_schema, got {kind!r}."
             raise InvalidRequest(message, param="response_format.type")
 
 
@@ -79,7 +79,7 @@ def grammar_of(given: dict[str, Any], where: str) -> StructuredOutputsParams:
 
 
 def _schema_in(value: Any, where: str) -> Any:
-    """The schema in OpenAI's `{"name", "description", "schema", "strict"}`; without one, any JSON object.
+    """The schema in OpenAI's `{"name", "description", "schema", "strict"}`.
 
     A schema is always kept to the letter, so that `strict` has nothing to add.
     """
@@ -92,8 +92,9 @@ def _schema_in(value: Any, where: str) -> Any:
     unknown = next((name[:64] for name in given if name not in ("name", "description", "schema", "strict")), None)
     if unknown is not None:
         raise UnknownField(f"{where}: unknown field {unknown!r}.", param=f"{where}.{unknown}")
-    schema: Any = given.get("schema")
-    return {"type": "object"} if schema is None else schema
+    if given.get("schema") is None:
+        raise InvalidRequest(f"{where}.schema is missing.", param=f"{where}.schema")
+    return given["schema"]
 
 
 def _structured_outputs(value: Any) -> StructuredOutputsParams:
