@@ -103,6 +103,8 @@ class InferRequest(msgspec.Struct, kw_only=True):
     """1 is the highest; 0: the model's default level."""
     timeout_us: int = 0
     """Longest wait in the queue in microseconds; 0: the model's default."""
+    client: str = ""
+    """Who asks, where language models share their queue fairly between clients."""
 
 
 class InferResponse(msgspec.Struct, kw_only=True):

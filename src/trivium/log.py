@@ -57,6 +57,13 @@ def escape(text: str, *, keep_newlines: bool = False) -> str:
     return _CONTROL.sub(replace, text)
 
 
+def one_line(text: str) -> str:
+    """Line ends become spaces; the places of a Python error in Triton's form (`\\n\\nAt:\\n  file(3): name`) follow it; the `;` after the last of
+    several reasons goes."""
+    lines = [line.strip() for line in text.splitlines()]
+    return " ".join("at" if line == "At:" else line for line in lines if line).removesuffix(";").rstrip()
+
+
 def _extras(record: logging.LogRecord) -> dict[str, object]:
     return {name: record.__dict__[name] for name in FIELDS if name in record.__dict__}
 

@@ -114,7 +114,7 @@ def test_a_wrong_model_name_is_told_in_one_line(served: Served) -> None:
     result = _run("chat", "nonsense", "--url", served.url, text="Hello")
     assert result.returncode == 1
     assert result.stdout == ""
-    assert result.stderr == "error: The model 'nonsense' does not exist.\n"
+    assert result.stderr == "error: The model 'nonsense' does not exist. Models here: SmolLM2-135M-Instruct.\n"
 
 
 def test_a_second_server_on_the_port_gives_up_at_once(served: Served) -> None:

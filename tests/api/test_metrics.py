@@ -10,8 +10,8 @@ from helpers_server import ServerProcess, post_bytes
 from trivium.metrics import catalogue as c
 
 OPTIONS = {"engine": {"step_s": 0.002, "max_num_seqs": 2, "max_model_len": 50_000}, "http": {"max_queued_requests": 2}}
-MOVED_ELSEWHERE = ("trivium:log_lines_dropped",)
-"""By the command line, and its tests."""
+MOVED_ELSEWHERE = ("trivium:log_lines_dropped", "trivium:worker_restarts")
+"""By the command line and by models of a repository, which this server has neither of: see the tests of logs and of worker processes."""
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "http_requests_in_flight", "trivium:engine_up")
 
 

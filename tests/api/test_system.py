@@ -88,6 +88,8 @@ def test_the_description_lists_every_route_and_resolves(http: httpx.Client) -> N
         *("/health", "/livez", "/readyz", "/version", "/metrics", "/docs", "/openapi.json"),
         *("/", "/generate", "/generate_stream", "/info", "/ping", "/chat_tokenize", "/invocations", "/vertex"),
     }
+    kserve = {"/v2", "/v2/health/ready", "/v2/models/{model}/versions/{version}/infer", "/v2/models/{model}/generate", "/v2/repository/index"}
+    assert kserve <= set(document["paths"])
     schemas = document["components"]["schemas"]
 
     def check(value: object) -> None:

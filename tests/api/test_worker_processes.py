@@ -107,6 +107,9 @@ def test_a_crash_fails_only_its_request_and_the_instance_is_back(server: RealSer
     for thread in threads:
         thread.join()
     assert set(found) == {("fragile", 200), ("steady", 200)}
+    samples = httpx.get(f"{server.url}/metrics", timeout=30).text
+    assert 'trivium:worker_restarts_total{model="fragile",version="1"} 3' in samples
+    assert 'trivium:worker_restarts_total{model="steady"' not in samples
 
 
 def test_models_call_models_and_count(server: RealServer) -> None:

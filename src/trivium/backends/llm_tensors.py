@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,7 @@ from trivium.types import GenerateRequest, PromptInfo
 
 MAX_RESPONSE_INDEX: Final = 15
 """A stream has a response for each token: those from here on are counted as one."""
+BeginGeneration = Callable[[ModelBackend, GenerateRequest], Generation]
 MAX_QUEUED: Final = 1024
 """Prompts that may wait beyond those the engine runs at once."""
 
@@ -64,7 +66,8 @@ class LlmTensorModel:
         """The engine's own queue is where requests wait; what is counted here has not been begun by it as far as we know."""
         return max(0, self._num_prompts - self._backend.max_num_seqs)
 
-    def infer(self, request: InferRequest) -> Inference:
+    def infer(self, request: InferRequest, begin: BeginGeneration | None = None) -> Inference:
+        """`begin` takes the place of the backend's `generate`, where requests wait for their turn."""
         arrival_ns = time.monotonic_ns()
         try:
             self._checker.check(request)
@@ -76,7 +79,7 @@ class LlmTensorModel:
         inference = TensorInference(self, request, arrival_ns=arrival_ns, batch_size=len(parsed.prompts), shape_key=None)
         self._num_prompts += len(parsed.prompts)
         inference.stage = Stage.RUNNING
-        self._tasks[inference] = asyncio.create_task(self._run(inference, parsed), name="llm-tensors")
+        self._tasks[inference] = asyncio.create_task(self._run(inference, parsed, begin or _begin), name="llm-tensors")
         return inference
 
     async def close(self) -> None:
@@ -123,15 +126,16 @@ class LlmTensorModel:
         if self._num_prompts + len(parsed.prompts) > bound:
             raise Overloaded(f"The queue is full: {self._num_prompts} prompts are in progress or waiting.")
 
-    async def _run(self, inference: TensorInference, parsed: LlmTensorRequest) -> None:
-        generations = [self._backend.generate(_generate_request(parsed, prompt, self._signature.name)) for prompt in parsed.prompts]
+    async def _run(self, inference: TensorInference, parsed: LlmTensorRequest, begin: BeginGeneration) -> None:
+        requests = [_generate_request(parsed, prompt, self._signature.name, inference.request.client) for prompt in parsed.prompts]
+        generations = [begin(self._backend, request) for request in requests]
         try:
             for generation in generations:
                 await generation.start()
             if parsed.is_streaming:
                 await self._stream(inference, parsed, generations[0])
             else:
-                texts = [await _read(generation, parsed, inference) for generation in generations]
+                texts = await _read_all(generations, parsed, inference)
                 inference.respond(response_of(inference.request, self._signature, parsed, texts, is_final=True))
         except asyncio.CancelledError:
             raise
@@ -158,6 +162,17 @@ class LlmTensorModel:
                 texts.clear()
 
 
+async def _read_all(generations: list[Generation], parsed: LlmTensorRequest, inference: TensorInference) -> list[Texts]:
+    """Side by side: a generation reaches the engine when it is read."""
+    tasks = [asyncio.create_task(_read(generation, parsed, inference)) for generation in generations]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def _read(generation: Generation, parsed: LlmTensorRequest, inference: TensorInference) -> Texts:
     texts = Texts(parsed.num_choices)
     async for event in generation:
@@ -174,7 +189,17 @@ def _note_start(inference: TensorInference, info: PromptInfo) -> None:
         inference.started_ns = int(info.scheduled_at * 1e9)
 
 
-def _generate_request(parsed: LlmTensorRequest, prompt: str, model: str) -> GenerateRequest:
+def _begin(backend: ModelBackend, request: GenerateRequest) -> Generation:
+    return backend.generate(request)
+
+
+def _generate_request(parsed: LlmTensorRequest, prompt: str, model: str, client: str) -> GenerateRequest:
     return GenerateRequest(
-        request_id=secrets.token_hex(16), model=model, params=parsed.params, prompt=prompt, n=parsed.num_choices, priority=parsed.priority
+        request_id=secrets.token_hex(16),
+        model=model,
+        params=parsed.params,
+        prompt=prompt,
+        n=parsed.num_choices,
+        priority=parsed.priority,
+        client=client,
     )

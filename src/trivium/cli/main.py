@@ -15,7 +15,6 @@ from typing import Final
 import click
 
 from trivium import __version__, log
-from trivium.cli.one_line import one_line
 from trivium.errors import ConfigError, InvalidRequest, NotReady, TriviumError
 
 FAILED: Final = 1
@@ -24,7 +23,7 @@ NOT_READY: Final = 3
 INTERRUPTED: Final = 130
 
 COMMANDS: Final = {
-    "serve": ("trivium.cli.serve", "Serve a model over the OpenAI API."),
+    "serve": ("trivium.cli.serve", "Serve a language model, a repository of models of any kind, or both."),
     "launcher": ("trivium.cli.launcher", "Serve a model with text-generation-launcher's flags."),
     "chat": ("trivium.cli.chat", "Talk to a model in the terminal, or pipe a prompt through it."),
     "run": ("trivium.cli.chat", "Another name for chat."),
@@ -68,7 +67,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", message="trivium %(version)s")
 def cli() -> None:
-    """Trivium: one server for language models.
+    """Trivium: one server for language models and models of any other kind, over the APIs of OpenAI, TGI and Triton (KServe).
 
     Start with `trivium serve`, or `trivium chat`: without a model both take the packaged one.
     """
@@ -113,5 +112,5 @@ def _usage_message(error: click.UsageError) -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    click.echo(f"error: {log.escape(log.redact(one_line(message)))}", err=True)
+    click.echo(f"error: {log.escape(log.redact(log.one_line(message)))}", err=True)
     return code

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import click
 
-from trivium.cli.one_line import first_line
 from trivium.cli.server_api import ServerApi
 from trivium.errors import ConfigError, InvalidRequest, ModelLoadError, ModelNotFound, NotReady
 from trivium.protocol.config_json import config_to_json
@@ -49,7 +48,7 @@ def list_models(*, url: str, api_key: str | None, ready: bool, as_json: bool) ->
     if as_json:
         click.echo(json.dumps(lines, indent=2))
         return
-    rows = [(line["name"], line.get("version", ""), line.get("state", ""), first_line(line.get("reason", ""))) for line in lines]
+    rows = [(line["name"], line.get("version", ""), line.get("state", ""), _first_line(line.get("reason", ""))) for line in lines]
     click.echo(_table([("MODEL", "VERSION", "STATE", "REASON"), *rows]))
 
 
@@ -116,6 +115,11 @@ def check(*, repositories: Sequence[Path], model_config_name: str, as_json: bool
     for path in filter(is_model, repositories):
         click.echo(f"{path} looks like the folder of a model, not like a repository: check {path.resolve().parent}", err=True)
     return HAS_PROBLEMS
+
+
+def _first_line(reason: str) -> str:
+    """What went wrong, without where."""
+    return reason.strip().split("\n", 1)[0].removesuffix(";")
 
 
 def _index(server: ServerApi, *, ready: bool = False) -> list[dict[str, str]]:

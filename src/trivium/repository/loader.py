@@ -12,6 +12,7 @@ from typing import Any
 
 from trivium.backends.load_context import CreateModel, LoadContext, LoadedModel
 from trivium.errors import InvalidRequest, TriviumError
+from trivium.log import one_line
 from trivium.repository.backend_names import LLM_BACKENDS
 from trivium.repository.entry import UNLOADED, ModelEntry, Served, VersionRecord, VersionState
 from trivium.repository.layout import CONFIG_FILE, stamp
@@ -108,7 +109,7 @@ class Loader:
         """What versions failed with: to the log as it is, to clients (the result) without the server's paths."""
         reasons = {version: reason_of(error) for version, error in failed.items()}
         for version, reason in reasons.items():
-            logger.error("failed to load: %s", reason, extra={"model": plan.name, "version": version})
+            logger.error("failed to load: %s", one_line(reason), extra={"model": plan.name, "version": version})
         return {version: without_paths(reason, [plan.folder.repository]) for version, reason in reasons.items()}
 
     def _give_up(self, entry: ModelEntry, reasons: dict[int, str]) -> None:

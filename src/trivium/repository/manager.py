@@ -153,6 +153,10 @@ class ModelManager:
         """State by name, aliases included, in the order they were added."""
         return {name: entry.state for name, entry in self._entries.items() if entry.is_required or not required_only}
 
+    def names(self) -> list[str]:
+        """Each model's own name, aliases left out, in the order they were added."""
+        return [entry.names[0] for entry in self._distinct()]
+
     def backends(self, *, required_only: bool = False) -> list[tuple[str, ModelBackend]]:
         """Name (alias) and backend of everything that is ready, in the order they were added."""
         ready = [(name, entry) for name, entry in self._entries.items() if entry.state is ModelState.READY]

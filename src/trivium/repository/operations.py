@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trivium.errors import InvalidRequest, ModelNotFound, TriviumError
+from trivium.log import one_line
 from trivium.protocol.model_config import ModelConfig
 from trivium.repository.config_text import BadModelConfig
 from trivium.repository.dependencies import dependents, find_cycle, needs
@@ -39,7 +40,7 @@ class Operations:
         """A model can't be served. The index says why, unless its versions do."""
         entry = self.known(name)
         if not any(line.reason and line.reason in reason for line in entry.index()):
-            logger.error("failed to load: %s", reason, extra={"model": name})
+            logger.error("failed to load: %s", one_line(reason), extra={"model": name})
         if not entry.is_ready:
             entry.reason = without_paths(reason, self._paths)
 

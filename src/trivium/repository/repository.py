@@ -14,6 +14,7 @@ from trivium.backends.tensor_base import Inference
 from trivium.batching.statistics import ModelStatistics
 from trivium.errors import ConfigError, InvalidRequest, ModelLoadError, ModelNotFound, NotReady, TriviumError
 from trivium.infer import InferRequest
+from trivium.log import one_line
 from trivium.metrics.instruments import Registry
 from trivium.protocol.model_config import ModelConfig
 from trivium.repository.backend_names import LLM_BACKENDS
@@ -179,7 +180,7 @@ class ModelRepository:
             self._poller = asyncio.create_task(follow(self, self.options.paths, self.options.poll_s, look), name="repository-poll")
         failed = [name for name in names if not self._entries[name].is_ready]
         if failed and self.options.exit_on_error:
-            reasons = "; ".join(f"{name}: {self._operations.why(self._entries[name])}" for name in failed)
+            reasons = "; ".join(f"{name}: {one_line(self._operations.why(self._entries[name]))}" for name in failed)
             raise ModelLoadError(f"failed to load all models: {reasons}")
 
     def _names_at_start(self, found: Mapping[str, Sequence[ModelFolder]]) -> list[str]:

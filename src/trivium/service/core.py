@@ -7,6 +7,7 @@ it works on at once plus `max_queued`; what comes beyond is refused at once with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ REFRESH_TIMEOUT_S = 0.25
 LATE_PROBE_S = 0.2
 """How long a readiness check waits for an engine that answered another one not long ago."""
 MAX_RETRY_AFTER_S = 60
+MAX_NAMES_TOLD = 5
+"""In the error about a name that isn't there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,11 @@ class ServiceLimits:
     """Take the first model where there is none of the name asked for."""
     request_timeout_s: float | None = None
     probe_timeout_s: float = 10.0
+
+    @property
+    def takes_turns(self) -> bool:
+        """Requests wait in the service, and not in the engine."""
+        return self.is_fair or self.queue_timeout_s is not None
 
 
 class InferenceService:
@@ -66,7 +74,8 @@ class InferenceService:
         self.limits = limits or ServiceLimits()
         self.registry = registry or Registry()
         self._repository = repository
-        self.tensors = TensorService(repository or LlmRepository(manager), request_timeout_s=self.limits.request_timeout_s)
+        begin = self._queued if self.limits.takes_turns else None
+        self.tensors = TensorService(repository or LlmRepository(manager), request_timeout_s=self.limits.request_timeout_s, begin=begin)
         self._exposition = Exposition(self.registry)
         self._running: dict[Generation, int] = {}
         self._load: dict[ModelBackend, int] = {}
@@ -112,7 +121,7 @@ class InferenceService:
         """The backend's generation; it waits for its turn if turns are what was asked for. Else the engine's own queue decides."""
         limits = self.limits
         generation = backend.generate(request)
-        if not limits.is_fair and limits.queue_timeout_s is None:
+        if not limits.takes_turns:
             return generation
         queue = self._queues.get(backend)
         if queue is None:
@@ -275,12 +284,23 @@ class InferenceService:
     def _lease(self, name: str) -> Lease:
         if self._refuses_work:
             raise NotReady("The server is shutting down.")
-        if not self.limits.ignores_unknown_names:
-            return self.manager.lease(name)
         try:
             return self.manager.lease(name)
         except ModelNotFound:
-            return self.manager.lease("")
+            if self.limits.ignores_unknown_names and self.manager.names():
+                return self.manager.lease("")
+            raise self._unknown(name) from None
+
+    def _unknown(self, name: str) -> ModelNotFound:
+        """There is no such language model: says what it is instead, or which there are."""
+        names = self.manager.names()
+        known = ", ".join(names[:MAX_NAMES_TOLD]) + (f" and {len(names) - MAX_NAMES_TOLD} more" if len(names) > MAX_NAMES_TOLD else "")
+        others = f" Models here: {known}." if names else " No language model is served here."
+        if self._repository is not None and name:
+            with contextlib.suppress(TriviumError):
+                self._repository.versions(name)
+                return ModelNotFound(f"The model {name!r} is not a language model: it answers under /v2/models/{name}.{others}", param="model")
+        return ModelNotFound(f"The model {name!r} does not exist.{others}" if name else others.strip(), param="model")
 
     def _leased(self, name: str) -> _Leased:
         return _Leased(self._lease(name))

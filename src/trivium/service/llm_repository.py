@@ -71,7 +71,9 @@ class LlmRepository:
         return lease.model.config
 
     def index(self, *, ready_only: bool) -> Sequence[IndexEntry]:
-        lines = [Line(name=name, state=_STATES[state]) for name, state in sorted(self._manager.states().items())]
+        """A model once, by its own name: aliases answer, and are no models."""
+        states = self._manager.states()
+        lines = [Line(name=name, state=_STATES[states[name]]) for name in sorted(self._manager.names())]
         return [line for line in lines if line.state == "READY"] if ready_only else lines
 
     async def load(self, name: str, *, config_json: str | None = None, files: Mapping[str, bytes] | None = None) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from trivium.backends.tensor_base import Inference, ModelSignature
+from trivium.backends.llm_tensors import BeginGeneration, LlmTensorModel
+from trivium.backends.tensor_base import Inference, ModelSignature, TensorModel
 from trivium.backends.tensor_repository import TensorLease, TensorRepository
 from trivium.errors import DeadlineExceeded, NotReady, TriviumError, UnsupportedFeature
 from trivium.infer import InferRequest
@@ -18,8 +19,10 @@ from trivium.infer import InferRequest
 class TensorService:
     """The tensor half of an `InferenceService`."""
 
-    def __init__(self, repository: TensorRepository, *, request_timeout_s: float | None = None) -> None:
+    def __init__(self, repository: TensorRepository, *, request_timeout_s: float | None = None, begin: BeginGeneration | None = None) -> None:
+        """`begin`: how generations of language models begin, where requests wait for their turn."""
         self.repository = repository
+        self._begin = begin
         self._request_timeout_s = request_timeout_s
         self._running: dict[Inference, TensorLease] = {}
         self._idle = asyncio.Event()
@@ -38,7 +41,7 @@ class TensorService:
         try:
             if decoupled_refusal and lease.model.signature.is_decoupled:
                 raise UnsupportedFeature(decoupled_refusal)
-            inference = lease.model.infer(request)
+            inference = lease.model.infer(request) if self._begin is None else self._infer_in_turn(lease.model, request, self._begin)
         except BaseException:
             lease.release()
             raise
@@ -84,6 +87,9 @@ class TensorService:
             inference.fail(error)
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    def _infer_in_turn(self, model: TensorModel, request: InferRequest, begin: BeginGeneration) -> Inference:
+        return model.infer(request, begin) if isinstance(model, LlmTensorModel) else model.infer(request)
 
     def _start_deadline(self, inference: Inference, timeout_s: float) -> None:
         error = DeadlineExceeded(f"The request did not finish within {timeout_s:g} s.")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import trivium
+from trivium import log
 from trivium.cli import main as cli_main
 from trivium.cli.main import COMMANDS, main
-from trivium.cli.one_line import one_line
 from trivium.config import ServerConfig
 from trivium.config_io import settings_of
 from trivium.errors import EngineDead, InvalidRequest, ModelLoadError, NotReady, TriviumError
@@ -106,11 +106,12 @@ def test_control_characters_of_an_error_are_escaped(monkeypatch: pytest.MonkeyPa
         ("load failed for model 'm': version 1 is at UNAVAILABLE state: no;\n", "load failed for model 'm': version 1 is at UNAVAILABLE state: no"),
         ("1: boom;\n2: no;\n", "1: boom; 2: no"),
         ("ValueError: x\n\nAt:\n  m/1/model.py(3): load\n", "ValueError: x at m/1/model.py(3): load"),
+        ("failed: ValueError: x\n\nAt:\n  m.py(3): load\n;\n", "failed: ValueError: x at m.py(3): load"),
         ("plain", "plain"),
     ],
 )
 def test_tritons_reasons_become_one_line(text: str, line: str) -> None:
-    assert one_line(text) == line
+    assert log.one_line(text) == line
 
 
 def _show(args: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from trivium.batching.model_metrics import MetricsOptions
-from trivium.cli.announce import Ports, repository_block, warnings_about
+from trivium.cli.announce import Ports, ready_models, repository_block, warnings_about
 from trivium.cli.main import main
 from trivium.cli.model_bars import ModelBars
 from trivium.cli.repository import share_gpu
@@ -239,16 +239,21 @@ def test_an_open_server_says_what_anybody_may_do() -> None:
     assert "run code with them" in warnings_about(ServerConfig(repository=explicit))[1]
 
 
-def test_the_ready_block_lists_models_and_reasons() -> None:
+def test_the_ready_block_lists_models_and_leaves_reasons_to_the_log() -> None:
     config = ServerConfig(http=HttpConfig(api_key=("k",)))
     ports = Ports(http=8000, grpc=8001)
     block = repository_block(config, StubRepository(), ports=ports, start_s=1.25, has_heading=True)  # type: ignore[arg-type]
     assert "is ready after 1.2 s: http://localhost:8000" in block and "gRPC        localhost:8001" in block
-    assert "  bad      -    UNAVAILABLE  bad/config.pbtxt:1: no\n  encoder  10   READY" in block and "untouched" not in block
+    assert "  bad      -    UNAVAILABLE\n  encoder  10   READY" in block and "untouched" not in block
+    assert "bad/config.pbtxt" not in block and "Why a model can't be served: above" in block
     beside = repository_block(config, StubRepository(), ports=ports, start_s=1.25, has_heading=False)  # type: ignore[arg-type]
     assert beside.startswith("Models of the repository:")
-    narrow = repository_block(config, StubRepository(), ports=ports, start_s=1.25, has_heading=False, columns=30)  # type: ignore[arg-type]
-    assert "UNAVAILABLE\n      bad/config.pbtxt:1: no\n  encoder" in narrow, "below, and broken between words"
+
+
+def test_the_ready_record_names_everything_that_answers() -> None:
+    assert ready_models(StubRepository(), "org/mod") == ["org/mod", "encoder"]  # type: ignore[arg-type]
+    assert ready_models(StubRepository(), "encoder") == ready_models(StubRepository(), "") == ["encoder"]  # type: ignore[arg-type]
+    assert ready_models(None, "org/mod") == ["org/mod"]
 
 
 def test_models_that_load_side_by_side_have_a_bar_each() -> None:

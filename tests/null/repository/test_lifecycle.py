@@ -156,7 +156,7 @@ async def test_exit_on_error_ends_the_start_with_every_reason(tmp_path: Path) ->
     write_model(tmp_path, "good")
     write_model(tmp_path, "broken")
     (tmp_path / "broken" / "1" / "model.onnx").write_text("broken")
-    with pytest.raises(ModelLoadError, match=r"failed to load all models: broken: .*the file is broken"):
+    with pytest.raises(ModelLoadError, match=r"failed to load all models: broken: .*the file is broken$"):
         await started(tmp_path, StubLoader(), exit_on_error=True)
 
 

@@ -58,6 +58,20 @@ async def test_names() -> None:
         with pytest.raises(ModelNotFound) as missing:
             call()
         assert missing.value.param == "model"
+        assert missing.value.message == "The model 'other' does not exist. Models here: fake."
+
+
+async def test_an_unknown_name_is_answered_with_those_that_are_there() -> None:
+    manager = ModelManager()
+    service = InferenceService(manager)
+    for name, message in (("x", "The model 'x' does not exist. No language model is served here."), ("", "No language model is served here.")):
+        with pytest.raises(ModelNotFound) as missing:
+            service.model(name)
+        assert missing.value.message == message
+    for number in range(7):
+        manager.expect((f"m{number}", f"alias{number}"))
+    with pytest.raises(ModelNotFound, match="'x' does not exist. Models here: m0, m1, m2, m3, m4 and 2 more."):
+        service.model("x")
 
 
 async def test_tokens_and_text() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from helpers_kserve_models import CONFIGS, MORE_CONFIGS, make_repository, write_repository
 from helpers_scripted_engine import FakeEngine, fake_backend
 
-from trivium.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotReady, RequestCancelled, UnsupportedFeature
+from trivium.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotReady, Overloaded, RequestCancelled, UnsupportedFeature
 from trivium.infer import DataType, InferRequest, Tensor
 from trivium.metrics.instruments import Registry
 from trivium.repository.manager import ModelManager
@@ -164,9 +165,17 @@ async def test_the_repository_of_language_models_says_what_is_there() -> None:
             await change
 
 
-async def test_a_model_that_is_loading_is_in_the_index() -> None:
+async def test_a_tensor_model_is_told_from_an_unknown_one(repository: ModelRepository) -> None:
+    service = _service(repository)
+    with pytest.raises(ModelNotFound, match=r"^The model 'identity' is not a language model: it answers under /v2/models/identity\."):
+        service.model("identity")
+    with pytest.raises(ModelNotFound, match=r"^The model 'other' does not exist\. No language model is served here\.$"):
+        service.model("other")
+
+
+async def test_a_model_that_is_loading_is_in_the_index_once() -> None:
     manager = ModelManager()
-    manager.expect(("late",))
+    manager.expect(("late", "alias"))
     service = InferenceService(manager)
     assert [line.state for line in service.tensors.repository.index(ready_only=False)] == ["LOADING"]
     assert not service.tensors.repository.index(ready_only=True)
@@ -182,3 +191,49 @@ async def test_a_cancelled_prompt_is_taken_from_the_engine() -> None:
         async for _ in inference:
             pass
     assert llm.tensors.num_running == 0
+
+
+async def test_prompts_of_a_request_are_continued_side_by_side() -> None:
+    llm = Llm(step_s=0.01)
+    prompts = Tensor("text_input", DataType.BYTES, (4,), (struct.pack("<I", 3) + b"abc") * 4)
+    began = time.monotonic()
+    request = InferRequest(model="fake", inputs=[prompts], parameters={"max_tokens": 20})
+    (response,) = [response async for response in llm.tensors.infer(request)]
+    assert response.outputs[0].shape == (4,)
+    # One after the other they take 0.8 s.
+    assert time.monotonic() - began < 0.5
+
+
+async def test_tensor_requests_take_turns_with_all_others() -> None:
+    manager = ModelManager()
+    manager.add(("fake",), fake_backend(FakeEngine(max_num_seqs=1, step_s=0.005), Registry()))
+    service = InferenceService(manager, limits=ServiceLimits(is_fair=True))
+
+    async def ask(client: str) -> float:
+        request = _prompt(max_tokens=10)
+        request.client = client
+        _ = [response async for response in service.tensors.infer(request)]
+        return time.monotonic()
+
+    crowd = [asyncio.create_task(ask("crowd")) for _ in range(8)]
+    await asyncio.wait(crowd, return_when=asyncio.FIRST_COMPLETED)
+    late = await ask("late")
+    ends = sorted(await asyncio.gather(*crowd))
+    assert late < ends[5]
+
+
+async def test_a_prompt_waits_for_its_turn_no_longer_than_it_may() -> None:
+    manager = ModelManager()
+    manager.add(("fake",), fake_backend(FakeEngine(max_num_seqs=1), Registry()))
+    service = InferenceService(manager, limits=ServiceLimits(queue_timeout_s=0.05))
+    inferences = [service.tensors.infer(_text_request("!hang")) for _ in range(4)]
+    with pytest.raises(Overloaded, match="turn did not come within 0.05 s"):
+        async for _ in inferences[3]:
+            pass
+    for inference in inferences:
+        inference.cancel()
+    assert service.tensors.num_running == 0
+
+
+def _text_request(prompt: str) -> InferRequest:
+    return InferRequest(model="fake", inputs=[_text(prompt)])

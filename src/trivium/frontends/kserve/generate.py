@@ -15,6 +15,7 @@ from trivium.backends.tensor_base import Inference, ModelSignature
 from trivium.config import HttpConfig
 from trivium.errors import InvalidRequest, RequestCancelled
 from trivium.frontends.asgi import Receive, Scope, Send, encode_json, send_bytes
+from trivium.frontends.clients import client_of
 from trivium.frontends.errors import as_trivium_error
 from trivium.frontends.kserve.errors import error_body
 from trivium.frontends.kserve.json_tensors import flatten, pack, unpack
@@ -44,6 +45,7 @@ class GenerateRoute:
         path = scope["path_params"]
         model, version = path["model"], path.get("version", "")
         request = parse_generate(fields, self._tensors.signature(model, version), version)
+        request.client = client_of(scope, self._config)
         inference = self._tensors.infer(request)
         if self._traces.is_on:
             self._traces.watch(request, inference)

@@ -6,8 +6,10 @@ import logging
 from typing import Final
 
 from trivium.backends.tensor_base import Inference
+from trivium.config import HttpConfig
 from trivium.errors import TriviumError
 from trivium.frontends.asgi import Receive, Scope, Send
+from trivium.frontends.clients import client_of
 from trivium.frontends.errors import as_trivium_error
 from trivium.frontends.exchange import Exchange, run_exchange
 from trivium.frontends.kserve.compression import compress, decompress
@@ -30,18 +32,17 @@ _SUFFIX: Final = "/infer"
 class InferRoute:
     """An ASGI endpoint, and the handler of exchanges behind it."""
 
-    def __init__(
-        self, tensors: TensorService, parser: InferParser, traces: TraceWriter, paths: ModelPaths, *, max_bytes: int, body_timeout_s: float
-    ) -> None:
+    def __init__(self, tensors: TensorService, parser: InferParser, traces: TraceWriter, paths: ModelPaths, config: HttpConfig) -> None:
         self._tensors = tensors
         self._traces = traces
         self._parser = parser
         self._paths = paths
-        self._max_bytes = max_bytes
-        self._body_timeout_s = body_timeout_s
+        self._config = config
+        self._max_bytes = config.max_tensor_bytes
+        self._is_fair = bool(config.fairness_header)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, max_bytes=self._max_bytes, timeout_s=self._body_timeout_s, allows_compression=True)
+        body = await read_body(scope, receive, max_bytes=self._max_bytes, timeout_s=self._config.body_timeout_s, allows_compression=True)
         await run_exchange(self.start, scope, scope["path"], body, receive, send)
 
     def start(self, exchange: Exchange) -> None:
@@ -63,6 +64,8 @@ class InferRoute:
                 if output.class_count:
                     answer.expect_classes(request, self._tensors)
                     break
+            if self._is_fair:
+                request.client = client_of({"headers": exchange.headers}, self._config)
             inference = self._tensors.infer(request, decoupled_refusal=DECOUPLED)
             if self._traces.is_on:
                 self._traces.watch(request, inference)

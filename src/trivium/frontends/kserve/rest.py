@@ -53,7 +53,7 @@ def kserve_table(service: InferenceService, config: HttpConfig, state: KserveSta
 def infer_route(service: InferenceService, config: HttpConfig, state: KserveState) -> InferRoute:
     parser = InferParser(service.tensors, state.regions, max_json_bytes=config.max_body_bytes)
     paths = ModelPaths(service.tensors.repository)
-    return InferRoute(service.tensors, parser, state.traces, paths, max_bytes=config.max_tensor_bytes, body_timeout_s=config.body_timeout_s)
+    return InferRoute(service.tensors, parser, state.traces, paths, config)
 
 
 def direct_infer(service: InferenceService, config: HttpConfig, state: KserveState) -> DirectRoute:
