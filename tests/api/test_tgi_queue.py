@@ -18,6 +18,11 @@ def ask(url: str, user: str, *, path: str = "/generate", num_tokens: int = 8) ->
     body: dict[str, Any] = {"inputs": "abcdef", "parameters": {"max_new_tokens": num_tokens}}
     if path == "/v1/completions":
         body = {"prompt": "abcdef", "max_tokens": num_tokens}
+    elif path.endswith("/infer"):
+        text = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["abcdef"]}
+        body = {"inputs": [text], "parameters": {"max_tokens": num_tokens}}
+    elif path.startswith("/v2"):
+        body = {"text_input": "abcdef", "max_tokens": num_tokens}
     answer = httpx.post(f"{url}{path}", json=body, headers={"x-user": user}, timeout=30)
     return answer.elapsed.total_seconds(), answer.status_code
 
@@ -28,7 +33,7 @@ def test_a_burst_is_served_without_an_error(server: ServerProcess) -> None:
     assert {status for _, status in answers} == {200}
 
 
-@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v2/models/fake/generate", "/v2/models/fake/infer"])
 def test_a_crowd_does_not_keep_another_client_waiting(server: ServerProcess, path: str) -> None:
     with ThreadPoolExecutor(64) as threads:
         crowd = [threads.submit(ask, server.url, "crowd", path=path, num_tokens=60) for _ in range(60)]

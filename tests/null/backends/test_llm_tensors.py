@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,13 +22,13 @@ from trivium.protocol.model_config import TYPE_STRING, ModelConfig
 from trivium.types import StructuredOutputsParams
 
 
-def _model(*, own_names: bool = False, max_batch_size: int = 0) -> LlmTensorModel:
+def _model(*, own_names: bool = False, max_batch_size: int = 0, **engine: float) -> LlmTensorModel:
     config = ModelConfig(name="m", backend="vllm", max_batch_size=max_batch_size)
     if own_names:
         config.input.add(name="text", data_type=TYPE_STRING, dims=[1])
         config.output.add(name="output", data_type=TYPE_STRING, dims=[1])
     config.MergeFrom(tensors_for(config))
-    return LlmTensorModel(fake_backend(FakeEngine(), Registry()), config, 1)
+    return LlmTensorModel(fake_backend(FakeEngine(**engine), Registry()), config, 1)
 
 
 def _strings(name: str, values: Iterable[str], shape: tuple[int, ...] | None = None) -> Tensor:
@@ -168,3 +169,12 @@ async def test_closing_ends_what_runs() -> None:
 
 async def _first(inference: Any) -> Any:
     return await anext(inference)
+
+
+async def test_prompts_of_a_request_are_continued_side_by_side() -> None:
+    request = _request(_strings("text_input", ["abc"] * 4, (4, 1)), max_tokens=20)
+    began = time.monotonic()
+    (response,) = await _answers(_model(max_batch_size=4, step_s=0.01), request)
+    assert len(_texts(response)) == 4
+    # One after the other they take 0.8 s.
+    assert time.monotonic() - began < 0.5

@@ -193,17 +193,6 @@ async def test_a_cancelled_prompt_is_taken_from_the_engine() -> None:
     assert llm.tensors.num_running == 0
 
 
-async def test_prompts_of_a_request_are_continued_side_by_side() -> None:
-    llm = Llm(step_s=0.01)
-    prompts = Tensor("text_input", DataType.BYTES, (4,), (struct.pack("<I", 3) + b"abc") * 4)
-    began = time.monotonic()
-    request = InferRequest(model="fake", inputs=[prompts], parameters={"max_tokens": 20})
-    (response,) = [response async for response in llm.tensors.infer(request)]
-    assert response.outputs[0].shape == (4,)
-    # One after the other they take 0.8 s.
-    assert time.monotonic() - began < 0.5
-
-
 async def test_tensor_requests_take_turns_with_all_others() -> None:
     manager = ModelManager()
     manager.add(("fake",), fake_backend(FakeEngine(max_num_seqs=1, step_s=0.005), Registry()))

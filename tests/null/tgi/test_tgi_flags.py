@@ -97,7 +97,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         return 0
 
     monkeypatch.setattr(launcher, "run", run)
-    monkeypatch.setattr(launcher, "check_model", lambda settings: None)
+    monkeypatch.setattr(launcher, "check_model", lambda settings, **_: None)
     monkeypatch.setattr(launcher.log, "setup", lambda: None)
     monkeypatch.setattr(launcher, "_report", lambda: None)
     for name in {flag.variable for flag in FLAGS} | {"LOG_LEVEL", "COMPUTE_TYPE", "PREFIX_CACHING", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}:
