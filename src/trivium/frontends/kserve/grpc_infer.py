@@ -29,10 +29,11 @@ MAX_REQUESTS: Final = 16384
 class UnaryInfer:
     """One `ModelInfer` call."""
 
-    __slots__ = ("_call", "_inference", "_message", "_parsed", "_state", "_tensors")
+    __slots__ = ("_call", "_client", "_inference", "_message", "_parsed", "_state", "_tensors")
 
-    def __init__(self, call: GrpcCall, tensors: TensorService, state: KserveState) -> None:
+    def __init__(self, call: GrpcCall, tensors: TensorService, state: KserveState, client: str) -> None:
         self._call = call
+        self._client = client
         self._tensors = tensors
         self._state = state
         self._message: bytes | None = None
@@ -49,6 +50,7 @@ class UnaryInfer:
             raise InvalidRequest("the request has no message")
         try:
             self._parsed = parse_request(parse_message(self._message), self._state.regions)
+            self._parsed.request.client = self._client
             self._inference = self._tensors.infer(self._parsed.request, decoupled_refusal=DECOUPLED)
             if self._state.traces.is_on:
                 self._state.traces.watch(self._parsed.request, self._inference)
@@ -76,10 +78,11 @@ class UnaryInfer:
 class StreamInfer:
     """One `ModelStreamInfer` call. Answers go out in the order in which they come."""
 
-    __slots__ = ("_call", "_has_requests", "_running", "_state", "_tensors")
+    __slots__ = ("_call", "_client", "_has_requests", "_running", "_state", "_tensors")
 
-    def __init__(self, call: GrpcCall, tensors: TensorService, state: KserveState) -> None:
+    def __init__(self, call: GrpcCall, tensors: TensorService, state: KserveState, client: str) -> None:
         self._call = call
+        self._client = client
         self._tensors = tensors
         self._state = state
         self._running: dict[_StreamRequest, Inference] = {}
@@ -93,6 +96,7 @@ class StreamInfer:
             if len(self._running) >= MAX_REQUESTS:
                 raise InvalidRequest(f"a stream may have {MAX_REQUESTS} requests at once")
             parsed = parse_request(message, self._state.regions)
+            parsed.request.client = self._client
             inference = self._tensors.infer(parsed.request)
             if self._state.traces.is_on:
                 self._state.traces.watch(parsed.request, inference)

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from trivium.config import GrpcConfig, HttpConfig
 from trivium.errors import InvalidRequest, TriviumError
 from trivium.frontends.auth import ApiKeys
+from trivium.frontends.clients import client_of
 from trivium.frontends.errors import as_trivium_error
 from trivium.frontends.http2.connection import Http2Limits
 from trivium.frontends.http2.hpack import Headers, encode
@@ -45,7 +46,7 @@ class GrpcServer:
     """Belongs to one event loop."""
 
     def __init__(self, service: InferenceService, config: GrpcConfig, http: HttpConfig, state: KserveState) -> None:
-        self._methods = _methods(service, state)
+        self._methods = _methods(service, state, http)
         self._keys = ApiKeys(http.api_key)
         limits = Http2Limits(preface_timeout_s=http.header_timeout_s, write_timeout_s=http.write_timeout_s)
         self._server = Http2Server(self._accept, limits)
@@ -122,7 +123,7 @@ class AdminCall:
         self._call.finish()
 
 
-def _methods(service: InferenceService, state: KserveState) -> dict[bytes, MakeMessages]:
+def _methods(service: InferenceService, state: KserveState, http: HttpConfig) -> dict[bytes, MakeMessages]:
     """By path."""
     admin = AdminMethods(service, state)
     answers = admin.table()
@@ -130,9 +131,9 @@ def _methods(service: InferenceService, state: KserveState) -> dict[bytes, MakeM
     found: dict[bytes, MakeMessages] = {}
     for method in service_methods(SERVICE).values():
         if method.name == "ModelInfer":
-            found[method.path.encode()] = lambda call: UnaryInfer(call, tensors, state)
+            found[method.path.encode()] = lambda call: UnaryInfer(call, tensors, state, client_of({"headers": call.headers}, http))
         elif method.name == "ModelStreamInfer":
-            found[method.path.encode()] = lambda call: StreamInfer(call, tensors, state)
+            found[method.path.encode()] = lambda call: StreamInfer(call, tensors, state, client_of({"headers": call.headers}, http))
         else:
             found[method.path.encode()] = _admin(method, answers[method.name])
     check = service_methods(HEALTH)["Check"]
