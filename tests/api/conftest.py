@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import httpx
+import huggingface_hub.constants
 import openai
 import pytest
 from helpers_server import ServerProcess
+
+
+@pytest.fixture(autouse=True)
+def hub_client_may_reach_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline mode keeps these tests from the hub, but the hub's own client library would then not talk to our server either."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,13 @@ def test_text_goes_to_ids_and_back(text):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.parametrize("text", SAMPLES)
+def test_the_json_form_is_the_same_tokenizer(text, tmp_path):
+    tokenizer = byte_level_tokenizer()
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
+    assert Tokenizer.from_folder(tmp_path).encode(text) == tokenizer.encode(text)
+
+
 def test_special_tokens_are_added_as_the_post_processor_says():
     tokenizer = sentencepiece_tokenizer()
     with_bos = tokenizer.encode("hello")
