@@ -12,6 +12,7 @@ from trivium.config import EngineConfig, ModelSettings
 from trivium.errors import ConfigError
 from trivium.metrics.instruments import Registry
 from trivium.sources import packaged, resolve_for
+from trivium.sources.objects import is_url
 
 
 def served_names(settings: ModelSettings) -> tuple[str, ...]:
@@ -20,12 +21,14 @@ def served_names(settings: ModelSettings) -> tuple[str, ...]:
 
 
 def check_model(settings: ModelSettings, *, tensor_parallel_size: int = 1) -> None:
-    """What can be said about a model on this machine from its config alone, before anything is started; hub names are left to loading.
+    """What can be said about a model on this machine from its config alone, before anything is started; hub names and URLs are left to loading.
 
     Raises `ConfigError` or `ModelLoadError`: files that are missing, an architecture we don't know, a length it doesn't have, a number of
     ranks that doesn't divide its attention heads.
     """
     name = settings.model
+    if is_url(name):
+        return
     if name and not name.startswith((".", "~")) and not name.endswith(".gguf") and not Path(name).is_absolute() and not Path(name).exists():
         return
     files = resolve_for(settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,7 +17,16 @@ from trivium.errors import ModelLoadError
 from trivium.sources.objects import MAX_OBJECTS, Location, StoredObject, children, head, open_store, parse_url
 from trivium.sources.paths import child_path, read_json_child
 from trivium.sources.transfer import Download, fetch
-from trivium.sources.wanted import GGUF_PATTERN, INDEX_FILE, TOKENIZER_PATTERNS, is_wanted, model_patterns
+from trivium.sources.wanted import (
+    GGUF_PATTERN,
+    INDEX_FILE,
+    TOKENIZER_PATTERNS,
+    gguf_parts,
+    is_wanted,
+    model_patterns,
+    weight_map,
+    whole_gguf_name,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -31,7 +39,6 @@ Progress = Callable[[str, int, int, str], None]
 MANIFEST: Final = "trivium-source.json"
 LOCK_FILE: Final = "trivium-source.lock"
 MIN_FREE_BYTES: Final = 256 << 20
-_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 class Manifest(msgspec.Struct):
@@ -119,11 +126,8 @@ def _choose(store: ObjectStore, location: Location, patterns: list[str]) -> list
 
 def _gguf_parts(store: ObjectStore, location: Location) -> list[StoredObject]:
     """The one file, or all parts of a model split by llama.cpp's gguf-split."""
-    match = _SPLIT_NAME.fullmatch(location.prefix)
-    count = int(match["count"]) if match else 1
-    paths = [f"{match['stem']}-{number:05d}-of-{match['count']}.gguf" for number in range(1, count + 1)] if match else [location.prefix]
     found: list[StoredObject] = []
-    for path in paths[:MAX_OBJECTS]:
+    for path in gguf_parts(location.prefix)[:MAX_OBJECTS]:
         stored = head(store, path)
         if stored is None:
             raise ModelLoadError(f"{location.scheme}://{location.host}/{path} was not found.")
@@ -136,7 +140,7 @@ def _only_gguf(store: ObjectStore, location: Location, url: str) -> list[StoredO
     found = [stored for stored in children(store, location.prefix) if is_wanted(stored.name, [GGUF_PATTERN])] if location.lists else []
     if not found:
         raise ModelLoadError(f"{url} has neither a config.json nor a .gguf file.")
-    models = sorted({_SPLIT_NAME.sub(r"\g<stem>.gguf", stored.name) for stored in found})
+    models = sorted({whole_gguf_name(stored.name) for stored in found})
     if len(models) > 1:
         raise ModelLoadError(f"{url} has several .gguf files; name one of them: {', '.join(models)}")
     return found
@@ -145,8 +149,7 @@ def _only_gguf(store: ObjectStore, location: Location, url: str) -> list[StoredO
 def _named_shards(store: ObjectStore, location: Location, folder: Path) -> list[StoredObject]:
     """Weight files of a folder that can't be listed: those the index names, or the standard single one."""
     index = read_json_child(folder, INDEX_FILE)
-    weight_map = (index or {}).get("weight_map")
-    names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else ["model.safetensors"]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType, reportUnknownMemberType]
+    names = ["model.safetensors"] if index is None else sorted(set(weight_map(folder / INDEX_FILE, index).values()))
     found: list[StoredObject] = []
     for name in names:
         child_path(folder, name)  # refuses what is no plain name

@@ -12,6 +12,7 @@ from typing import Final
 
 from trivium import env
 from trivium.errors import ConfigError, ModelLoadError
+from trivium.sources.objects import first_line
 from trivium.sources.wanted import IGNORED_PATTERNS, TOKENIZER_PATTERNS, model_patterns
 
 logger = logging.getLogger(__name__)
@@ -92,9 +93,9 @@ def download(name: str, revision: str | None, patterns: list[str]) -> Path:
     except LocalEntryNotFoundError:
         raise ModelLoadError(f"Hub {where} is not in the local cache, and {_why_unreachable(constants.ENDPOINT)}.") from None
     except HfHubHTTPError as error:
-        raise ModelLoadError(f"The hub has no {where} for us: {_reason(error)}") from None
+        raise ModelLoadError(f"The hub has no {where} for us: {first_line(error)}") from None
     except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:  # the last two: answers in no form of the hub's
-        raise ModelLoadError(f"Fetching {where} failed: {_reason(error)}") from None
+        raise ModelLoadError(f"Fetching {where} failed: {first_line(error)}") from None
     if damaged:
         raise ModelLoadError(f"{', '.join(damaged)} of hub {where} arrived twice with contents that differ from their checksum.")
     return folder
@@ -115,8 +116,8 @@ def retry_while_it_brings(fetch: Callable[[], Path], num_bytes: Callable[[], int
                 raise
             num_idle = 0 if num_bytes() > before else num_idle + 1
             if num_idle > MAX_IDLE_RETRIES:
-                raise OSError(_reason(error)) from error
-            logger.warning("fetching %s was cut short (%s); going on", where, _reason(error))
+                raise OSError(first_line(error)) from error
+            logger.warning("fetching %s was cut short (%s); going on", where, first_line(error))
             time.sleep(min(MAX_RETRY_DELAY_S, 0.25 * 2**num_idle))
 
 
@@ -159,9 +160,3 @@ def _remove_damaged(folder: Path, known: set[str]) -> list[str]:
             path.unlink()
             blob.unlink(missing_ok=True)
     return damaged
-
-
-def _reason(error: Exception) -> str:
-    """First line of the library's message: the rest is advice for its own users."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

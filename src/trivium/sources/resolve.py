@@ -3,9 +3,7 @@ quantizations in GGUF files (owner/model:Q4_K_M)."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any, cast
 
 from trivium.config import ModelSettings
 from trivium.errors import ConfigError, ModelLoadError
@@ -18,9 +16,7 @@ from trivium.sources.gguf_file import read_gguf
 from trivium.sources.objects import is_url
 from trivium.sources.paths import child_path, read_json_child
 from trivium.sources.quantization_config import separate_quantization_config
-from trivium.sources.wanted import INDEX_FILE
-
-_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+from trivium.sources.wanted import INDEX_FILE, gguf_parts, is_later_gguf_part, weight_map
 
 
 def resolve(
@@ -94,17 +90,12 @@ def _from_folder(name: str, folder: Path) -> ModelFiles:
 
 def _only_gguf(folder: Path) -> Path:
     """The model file of a folder without config.json, if exactly one is there."""
-    first_parts = [path for path in sorted(folder.glob("*.gguf")) if path.is_file() and not _is_later_part(path)]
+    first_parts = [path for path in sorted(folder.glob("*.gguf")) if path.is_file() and not is_later_gguf_part(path.name)]
     if not first_parts:
         raise ModelLoadError(f"{folder} has neither a config.json nor a .gguf file.")
     if len(first_parts) > 1:
         raise ModelLoadError(f"{folder} has several .gguf files; name one of them: {', '.join(path.name for path in first_parts)}")
     return first_parts[0]
-
-
-def _is_later_part(path: Path) -> bool:
-    match = _SPLIT_NAME.fullmatch(path.name)
-    return match is not None and int(match["number"]) != 1
 
 
 def _safetensors_files(folder: Path) -> tuple[Path, ...]:
@@ -115,14 +106,6 @@ def _safetensors_files(folder: Path) -> tuple[Path, ...]:
     if missing:
         raise ModelLoadError(f"{folder / INDEX_FILE} names files that are not there: {', '.join(missing)}")
     return tuple(path for _, path in found if path is not None)
-
-
-def weight_map(path: Path, index: dict[str, Any]) -> dict[str, str]:
-    """Tensor name → file name, from the index of a sharded checkpoint at `path`."""
-    entries = index.get("weight_map")
-    if not isinstance(entries, dict) or not all(isinstance(name, str) for name in cast("dict[str, Any]", entries).values()):
-        raise ModelLoadError(f"{path} has no weight_map from tensor names to file names.")
-    return cast("dict[str, str]", entries)
 
 
 def _loose_names(folder: Path) -> list[str]:
@@ -148,11 +131,8 @@ def _from_gguf(name: str, path: Path) -> ModelFiles:
 
 def _gguf_parts(path: Path) -> list[Path]:
     """All files of a model split by llama.cpp's gguf-split (name-00001-of-00003.gguf), or just the one."""
-    match = _SPLIT_NAME.fullmatch(path.name)
-    if match is None:
-        return [path]
-    parts = [path.with_name(f"{match['stem']}-{number:05d}-of-{match['count']}.gguf") for number in range(1, int(match["count"]) + 1)]
+    parts = [path.with_name(name) for name in gguf_parts(path.name)]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
-        raise ModelLoadError(f"{path} is one of {match['count']} parts, and these are missing: {', '.join(missing[:5])}")
+        raise ModelLoadError(f"{path} is one of {path.stem[-5:]} parts, and these are missing: {', '.join(missing[:5])}")
     return parts

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trivium.errors import UnsupportedWeightFormat, WeightError
 from trivium.sources.paths import read_json_child
-from trivium.sources.resolve import INDEX_FILE, weight_map
+from trivium.sources.wanted import INDEX_FILE, weight_map
 from trivium.weights.mapped_file import MappedFile
 from trivium.weights.names import known_tensor
 

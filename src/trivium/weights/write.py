@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trivium.sources.resolve import INDEX_FILE
+from trivium.sources.wanted import INDEX_FILE
 from trivium.weights.safetensors import DTYPES
 
 MAX_FILE_BYTES: Final = 4 << 30

@@ -157,6 +157,7 @@ def test_what_the_config_rules_out_is_told_before_anything_starts(
 
 def test_a_hub_name_is_not_fetched_to_be_checked() -> None:
     check_model(ModelSettings(model="nobody/no-such-model"))
+    check_model(ModelSettings(model="http://127.0.0.1:9/model.gguf"))
 
 
 class LostEngine:
