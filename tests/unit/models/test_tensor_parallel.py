@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers_checkpoints import VOCAB, checkpoint
+from helpers_rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 
 CASES = (
@@ -27,7 +25,6 @@ CASES = (
     "deepseek-v3",
     "deepseek-v3-halves",
 )
-SRC = Path(__file__).resolve().parents[3] / "src"
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -41,20 +38,7 @@ def test_ranks_together_equal_transformers(size: int, tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps(checkpoint(name).config))
         save_file(checkpoint(name).tensors, folder / "model.safetensors")
     (cases / "tokens.json").write_text(json.dumps(tokens))
-    command = [sys.executable, str(Path(__file__).parent / "helpers_rank.py")]
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(size), str(tmp_path / "store"), str(cases)], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(size)
-    ]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=100)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    run_ranks(size, tmp_path / "store", cases)
     for name in CASES:
         expected = checkpoint(name).logits(tokens)
         logits = [load_file(cases / name / f"logits-{size}-{rank}.safetensors")["logits"] for rank in range(size)]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 from helpers_checkpoints import checkpoint
 from helpers_harness import DictSource, PagedHarness
 from helpers_quantized import FORMATS, QuantizedCheckpoint, quantized_checkpoint
+from helpers_rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 
 from trivium.errors import ConfigError, WeightError
@@ -24,7 +22,6 @@ from trivium.ops.cpu.quantized import CPUQuantized
 from trivium.ops.dispatch import load_fast_paths, references_only
 
 TOKENS = [(7 * index * index + 3 * index) % 211 for index in range(60)]
-SRC = Path(__file__).resolve().parents[3] / "src"
 needs_kernels = pytest.mark.skipif("pack_quantized" not in load_fast_paths("cpu"), reason="the CPU kernels are not built")
 
 
@@ -130,21 +127,7 @@ def test_ranks_together_equal_one(size: int, tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps(made(form).config))
         save_file({name: tensor.contiguous() for name, tensor in made(form).tensors.items()}, folder / "model.safetensors")
     (cases / "tokens.json").write_text(json.dumps(TOKENS))
-    script = Path(__file__).parents[1] / "models" / "helpers_rank.py"
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(size), str(tmp_path / "store"), str(cases)], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(size)
-    ]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=100)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    run_ranks(size, tmp_path / "store", cases)
     for form in forms:
         logits = load_file(cases / form / f"logits-{size}-0.safetensors")["logits"]
         assert (logits - expected(form)).abs().max() <= 1e-4, form

@@ -13,7 +13,7 @@ from trivium.backends.tensor_base import Inference
 from trivium.errors import InvalidRequest, TriviumError
 from trivium.frontends.errors import as_trivium_error
 from trivium.frontends.kserve.grpc_messages import GrpcRequest, empty_final, parse_request, render_response
-from trivium.frontends.kserve.grpc_wire import GrpcCall, Status
+from trivium.frontends.kserve.grpc_wire import GrpcCall, OneMessage, Status
 from trivium.frontends.kserve.infer_response import no_answer, with_classes
 from trivium.frontends.kserve.server_state import KserveState
 from trivium.infer import InferResponse
@@ -26,30 +26,24 @@ MAX_REQUESTS: Final = 16384
 """Of one stream, at once."""
 
 
-class UnaryInfer:
+class UnaryInfer(OneMessage):
     """One `ModelInfer` call."""
 
-    __slots__ = ("_call", "_client", "_inference", "_message", "_parsed", "_state", "_tensors")
+    __slots__ = ("_call", "_client", "_inference", "_parsed", "_state", "_tensors")
 
     def __init__(self, call: GrpcCall, tensors: TensorService, state: KserveState, client: str) -> None:
+        super().__init__()
         self._call = call
         self._client = client
         self._tensors = tensors
         self._state = state
-        self._message: bytes | None = None
         self._parsed: GrpcRequest | None = None
         self._inference: Inference | None = None
 
-    def on_message(self, data: bytes) -> None:
-        if self._message is not None:
-            raise InvalidRequest("the method takes one message")
-        self._message = data
-
     def on_end(self) -> None:
-        if self._message is None:
-            raise InvalidRequest("the request has no message")
+        message = self.message()
         try:
-            self._parsed = parse_request(parse_message(self._message), self._state.regions)
+            self._parsed = parse_request(parse_message(message), self._state.regions)
             self._parsed.request.client = self._client
             self._inference = self._tensors.infer(self._parsed.request, decoupled_refusal=DECOUPLED)
             if self._state.traces.is_on:

@@ -24,7 +24,7 @@ from trivium.frontends.http2.server import Http2Server
 from trivium.frontends.http2.stream import Stream, StreamHandler
 from trivium.frontends.kserve.grpc_admin import AdminMethod, AdminMethods
 from trivium.frontends.kserve.grpc_infer import StreamInfer, UnaryInfer
-from trivium.frontends.kserve.grpc_wire import GrpcCall, Messages, Status, WireLimits
+from trivium.frontends.kserve.grpc_wire import GrpcCall, Messages, OneMessage, Status, WireLimits
 from trivium.frontends.kserve.server_state import KserveState
 from trivium.protocol.descriptors import Method, service_methods
 from trivium.service import InferenceService
@@ -85,26 +85,20 @@ class GrpcServer:
         return call
 
 
-class AdminCall:
+class AdminCall(OneMessage):
     """A unary call of any method but inference: answered by a task."""
 
     def __init__(self, call: GrpcCall, method: Method, answer: AdminMethod) -> None:
+        super().__init__()
         self._call = call
         self._method = method
         self._answer = answer
-        self._message: bytes | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def on_message(self, data: bytes) -> None:
-        if self._message is not None:
-            raise InvalidRequest("the method takes one message")
-        self._message = data
-
     def on_end(self) -> None:
-        if self._message is None:
-            raise InvalidRequest("the request has no message")
+        message = self.message()
         try:
-            request = self._method.request.FromString(self._message)
+            request = self._method.request.FromString(message)
         except DecodeError:
             raise InvalidRequest("the request is not a valid protobuf message") from None
         self._task = asyncio.create_task(self._run(self._answer(request)), name=f"grpc-{self._method.name}")

@@ -64,6 +64,26 @@ class Messages(Protocol):
         ...
 
 
+class OneMessage:
+    """Of a unary call: the one message that must come."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self) -> None:
+        self._message: bytes | None = None
+
+    def on_message(self, data: bytes) -> None:
+        if self._message is not None:
+            raise InvalidRequest("the method takes one message")
+        self._message = data
+
+    def message(self) -> bytes:
+        """Once the client has sent its last. Raises `InvalidRequest` if none came."""
+        if self._message is None:
+            raise InvalidRequest("the request has no message")
+        return self._message
+
+
 @dataclass(kw_only=True)
 class WireLimits:
     """Shared by the calls of one server."""
